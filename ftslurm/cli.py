@@ -1,0 +1,59 @@
+"""The door: verb -> room. Imports the chosen module and no other.
+
+Each verb is a `main(argv) -> exit code` in its own module, with its own argparse parser.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Optional
+
+from ftslurm.errors import EXIT_OK, EXIT_USAGE, FtslurmError
+
+# verb -> (module:function, one line of help). `data` alone leads into the training half; it is
+# imported by name when asked for, so that every other verb stays free of numpy and h5py.
+VERBS = {
+    "submit": ("ftslurm.submit.command:main", "compose, freeze and submit a run"),
+    "status": ("ftslurm.run.status:main", "where a run stands and what happened to it"),
+    "verify": ("ftslurm.checkpoint.verify:main", "check every byte of a run's checkpoints"),
+    "data": ("ftslurm.train.build:main", "build or describe a token store"),
+    "claim": ("ftslurm.recovery.claim:main", "(batch script) take the next attempt number"),
+    "recover": ("ftslurm.recovery.recover:main", "(batch script) decide what follows an attempt"),
+}
+
+
+def main(argv: Optional[list[str]] = None) -> int:
+    """Run one verb; every FtslurmError becomes one line on stderr and its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())  # noqa: T201
+        return EXIT_OK if arguments else EXIT_USAGE
+    if arguments[0] in ("-V", "--version"):
+        from ftslurm import __version__
+
+        print(__version__)  # noqa: T201
+        return EXIT_OK
+    verb, *rest = arguments
+    if verb not in VERBS:
+        print(  # noqa: T201
+            f"ftslurm: error: no verb `{verb}`; choose from {', '.join(VERBS)}", file=sys.stderr
+        )
+        return EXIT_USAGE
+    module, _, function = VERBS[verb][0].partition(":")
+    try:
+        return int(getattr(import_module(module), function)(rest))
+    except FtslurmError as error:
+        print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+
+
+def _help() -> str:
+    lines = [f"  {verb:8} {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join([
+        "usage: ftslurm VERB [options]      (ftslurm VERB --help says more)",
+        "",
+        *lines,
+        "",
+        "example: ftslurm submit experiment=gpt_ddp cluster.nodes=2 --wait",
+    ])

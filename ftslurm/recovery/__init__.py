@@ -1,0 +1,1 @@
+"""What follows an attempt: restart, requeue or stop. Deciding is pure; doing is in the verbs."""

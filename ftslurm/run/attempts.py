@@ -1,0 +1,172 @@
+"""What happened: the journal of a run's attempts.
+
+An attempt is one launch of all ranks. Its number is claimed by an exclusive mkdir and never used
+again; its records are added to, never overwritten by a later attempt. Facts only: whether to go on
+is decided in `recovery/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from ftslurm.errors import FormatError, RunError
+from ftslurm.files import append_record, claim_folder, read_json, read_records, write_json
+from ftslurm.run.layout import AttemptLayout, RunLayout
+
+SCHEMA_VERSION = 1
+
+# Outcome.result: how the ranks themselves say an attempt ended.
+FINISHED = "finished"
+STOPPED = "stopped"
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class AdoptedStep:
+    """A committed step that existed when an attempt was claimed (the fence of the run)."""
+
+    step: int
+    digest: str
+    """Digest in its COMMITTED file."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """attempts/N/attempt.json, written once by `ftslurm claim`."""
+
+    number: int
+    job_id: str
+    restart_count: int
+    """Slurm's own count: 0 on the job's first run."""
+    nodes: list[str]
+    claimed_at: float
+    adopted: list[AdoptedStep] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """attempts/N/outcome.json, written once, by rank 0, after the last COMMITTED."""
+
+    result: str
+    """finished | stopped | failed"""
+    step: int
+    """Steps trained and applied when the attempt ended."""
+    committed_step: Optional[int]
+    signal: Optional[str] = None
+    """Name of the signal that asked for the stop."""
+    reason: str = ""
+    retry: bool = True
+    """False when the same start would fail the same way."""
+    written_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """attempts/N/progress.json: rank 0's latest word, replaced every second or so, not durable."""
+
+    step: int
+    steps: int
+    loss: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    restored_step: Optional[int] = None
+    """Step restored at the start of this attempt; None: it began at step 0."""
+    committed_step: Optional[int] = None
+    failed_saves: int = 0
+    phase: str = "starting"
+    """starting | restoring | training | saving | finished | stopped"""
+    written_at: float = 0.0
+
+
+def claim(layout: RunLayout, attempt: Attempt) -> Attempt:
+    """Take the next attempt number; returns `attempt` with it. Safe against a double start."""
+    layout.attempts.mkdir(exist_ok=True)
+    number = max(numbers(layout), default=0) + 1
+    while not claim_folder(layout.attempt(number).root):
+        number += 1
+    taken = dataclasses.replace(attempt, number=number)
+    paths = layout.attempt(number)
+    paths.logs.mkdir()
+    paths.ranks.mkdir()
+    write_json(paths.attempt_json, _record(taken))
+    return taken
+
+
+def numbers(layout: RunLayout) -> list[int]:
+    """Claimed attempt numbers in order."""
+    if not layout.attempts.is_dir():
+        return []
+    return sorted(int(path.name) for path in layout.attempts.iterdir() if path.name.isdigit())
+
+
+def read_attempt(layout: RunLayout, number: int) -> Attempt:
+    record = _known(Attempt, read_json(layout.attempt(number).attempt_json))
+    record["adopted"] = [AdoptedStep(**_known(AdoptedStep, row)) for row in record["adopted"]]
+    return _make(Attempt, record, layout.attempt(number).attempt_json)
+
+
+def write_outcome(paths: AttemptLayout, outcome: Outcome) -> None:
+    """Durable on return. A second write for the same attempt is a bug of the caller."""
+    if paths.outcome_json.exists():
+        raise RunError(f"`{paths.outcome_json}` exists; an outcome is written once")
+    write_json(paths.outcome_json, _record(outcome))
+
+
+def read_outcome(paths: AttemptLayout) -> Optional[Outcome]:
+    """None when the ranks ended without a word (killed, crashed before they could write)."""
+    try:
+        record = read_json(paths.outcome_json)
+    except FileNotFoundError:
+        return None
+    return _make(Outcome, _known(Outcome, record), paths.outcome_json)
+
+
+def write_progress(paths: AttemptLayout, progress: Progress) -> None:
+    write_json(paths.progress_json, _record(progress), durable=False)
+
+
+def read_progress(paths: AttemptLayout) -> Optional[Progress]:
+    try:
+        record = read_json(paths.progress_json)
+    except FileNotFoundError:
+        return None
+    return _make(Progress, _known(Progress, record), paths.progress_json)
+
+
+def append_event(
+    paths: AttemptLayout,
+    kind: str,
+    *,
+    now: Callable[[], float] = time.time,
+    **facts: Any,
+) -> None:
+    """Add one event, e.g. `append_event(paths, "committed", step=40)`.
+
+    Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
+    Kinds so far: claimed, ranks_started, restored, rejected, signal, save_failed, committed,
+    ranks_ended, decided, requeue_asked.
+    """
+    append_record(paths.events, {"at": now(), "kind": kind, **facts})
+
+
+def read_events(paths: AttemptLayout) -> list[dict[str, Any]]:
+    return list(read_records(paths.events))
+
+
+def _record(value: Any) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(value)}
+
+
+def _known(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(kind)}
+    return {key: value for key, value in record.items() if key in names}
+
+
+def _make(kind: Any, record: dict[str, Any], where: Any) -> Any:
+    try:
+        return kind(**record)
+    except TypeError as error:
+        raise FormatError(f"`{where}` lacks a field ({error}); it is not whole") from None

@@ -1,0 +1,127 @@
+"""Every path inside a run directory, computed. No I/O, so any process may import it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+_STEP = re.compile(r"^step-(\d{12})$")
+_TEMPORARY = re.compile(r"^step-(\d{12})\.tmp-(\d{4,})$")
+
+
+def step_name(step: int) -> str:
+    """`step-000000012000`: sorts by name as by number up to 10**12 steps."""
+    return f"step-{step:012d}"
+
+
+def temporary_name(step: int, attempt: int) -> str:
+    """The folder a step is written in; the attempt keeps a leftover writer out of a newer one."""
+    return f"{step_name(step)}.tmp-{attempt:04d}"
+
+
+def parse_step_name(name: str) -> Optional[int]:
+    """The step of a published folder name, None for anything else."""
+    match = _STEP.match(name)
+    return int(match[1]) if match else None
+
+
+def parse_temporary_name(name: str) -> Optional[tuple[int, int]]:
+    """(step, attempt) of an unpublished folder name, None for anything else."""
+    match = _TEMPORARY.match(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+@dataclass(frozen=True)
+class AttemptLayout:
+    """Paths of one attempt."""
+
+    root: Path
+
+    @property
+    def attempt_json(self) -> Path:
+        return self.root / "attempt.json"
+
+    @property
+    def outcome_json(self) -> Path:
+        return self.root / "outcome.json"
+
+    @property
+    def progress_json(self) -> Path:
+        return self.root / "progress.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def ranks(self) -> Path:
+        """One small error record per failed rank: rank-00003.json."""
+        return self.root / "ranks"
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def submit(self) -> Path:
+        return self.root / "submit"
+
+    @property
+    def script(self) -> Path:
+        return self.root / "submit" / "train.sbatch"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    def attempt(self, number: int) -> AttemptLayout:
+        return AttemptLayout(self.attempts / f"{number:04d}")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def steps(self) -> Path:
+        return self.checkpoints / "steps"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.checkpoints / "quarantine"
+
+    @property
+    def latest_json(self) -> Path:
+        return self.checkpoints / "latest.json"
+
+    @property
+    def trace(self) -> Path:
+        return self.root / "trace"
+
+    def trace_file(self, attempt: int) -> Path:
+        """Per-step scalars of one attempt, written by rank 0 alone."""
+        return self.trace / f"attempt-{attempt:04d}.jsonl"
+
+    @property
+    def done(self) -> Path:
+        return self.root / "DONE"
