@@ -50,10 +50,12 @@ def main(argv: Optional[list[str]] = None) -> int:
 
 def _help() -> str:
     lines = [f"  {verb:8} {text}" for verb, (_, text) in VERBS.items()]
-    return "\n".join([
-        "usage: ftslurm VERB [options]      (ftslurm VERB --help says more)",
-        "",
-        *lines,
-        "",
-        "example: ftslurm submit experiment=gpt_ddp cluster.nodes=2 --wait",
-    ])
+    return "\n".join(
+        [
+            "usage: ftslurm VERB [options]      (ftslurm VERB --help says more)",
+            "",
+            *lines,
+            "",
+            "example: ftslurm submit experiment=gpt_ddp cluster.nodes=2 --wait",
+        ]
+    )

@@ -65,7 +65,9 @@ def _break(action: str, name: str) -> None:
     elif action == "hang":
         _hang()
     else:
-        raise UsageError(f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, enospc, eio, hang")
+        raise UsageError(
+            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, enospc, eio, hang"
+        )
 
 
 def _hang() -> NoReturn:

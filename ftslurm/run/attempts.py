@@ -11,13 +11,15 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from ftslurm.errors import FormatError, RunError
 from ftslurm.files import append_record, claim_folder, read_json, read_records, write_json
 from ftslurm.run.layout import AttemptLayout, RunLayout
 
 SCHEMA_VERSION = 1
+
+_Value = TypeVar("_Value")
 
 # Outcome.result: how the ranks themselves say an attempt ended.
 FINISHED = "finished"
@@ -165,7 +167,7 @@ def _known(kind: Any, record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key in names}
 
 
-def _make(kind: Any, record: dict[str, Any], where: Any) -> Any:
+def _make(kind: type[_Value], record: dict[str, Any], where: Any) -> _Value:
     try:
         return kind(**record)
     except TypeError as error:

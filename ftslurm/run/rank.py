@@ -101,14 +101,17 @@ stop_flag = StopFlag()
 
 
 def write_rank_error(env: RankEnvironment, error: BaseException, *, step: Optional[int]) -> None:
-    """Leave this rank's own account before it exits, so the first failure is told from its echoes."""
-    write_json(env.attempt_layout.ranks / f"rank-{env.rank:05d}.json", {
-        "schema_version": 1,
-        "rank": env.rank,
-        "node": env.node,
-        "step": step,
-        "at": time.time(),
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": traceback.format_exception(type(error), error, error.__traceback__),
-    })
+    """Leave this rank's own account before it exits: the first failure is told from its echoes."""
+    write_json(
+        env.attempt_layout.ranks / f"rank-{env.rank:05d}.json",
+        {
+            "schema_version": 1,
+            "rank": env.rank,
+            "node": env.node,
+            "step": step,
+            "at": time.time(),
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exception(type(error), error, error.__traceback__),
+        },
+    )

@@ -167,7 +167,8 @@ def to_dict(spec: RunSpec) -> dict[str, Any]:
 
 def from_dict(record: dict[str, Any]) -> RunSpec:
     """Build a spec from run.json's `spec`. Unknown keys are ignored: a newer writer is readable."""
-    return _build(RunSpec, record)
+    spec: RunSpec = _build(RunSpec, record)
+    return spec
 
 
 def _build(kind: Any, record: dict[str, Any]) -> Any:
@@ -198,27 +199,33 @@ def check(spec: RunSpec) -> None:
     _choice("optim.precision", spec.optim.precision, ("fp32", "bf16", "fp16"))
     _choice("checkpoint.when_busy", spec.checkpoint.when_busy, ("wait", "skip"))
     _choice("checkpoint.digest", spec.checkpoint.digest, ("xxh3_128", "sha256"))
-    _at_least(1, {
-        "cluster.nodes": spec.cluster.nodes,
-        "cluster.tasks_per_node": spec.cluster.tasks_per_node,
-        "cluster.cpus_per_task": spec.cluster.cpus_per_task,
-        "steps": spec.steps,
-        "optim.global_batch_size": spec.optim.global_batch_size,
-        "optim.micro_batch_size": spec.optim.micro_batch_size,
-        "checkpoint.keep_last": spec.checkpoint.keep_last,
-        "checkpoint.max_failed_saves": spec.checkpoint.max_failed_saves,
-        "log_interval_steps": spec.log_interval_steps,
-    })
-    _at_least(0, {
-        "cluster.gpus_per_node": spec.cluster.gpus_per_node,
-        "cluster.wait_s": spec.cluster.wait_s,
-        "cluster.signal_lead_s": spec.cluster.signal_lead_s,
-        "checkpoint.interval_steps": spec.checkpoint.interval_steps,
-        "checkpoint.keep_every_steps": spec.checkpoint.keep_every_steps,
-        "recovery.max_failures": spec.recovery.max_failures,
-        "data.num_workers": spec.data.num_workers,
-        "eval_interval_steps": spec.eval_interval_steps,
-    })
+    _at_least(
+        1,
+        {
+            "cluster.nodes": spec.cluster.nodes,
+            "cluster.tasks_per_node": spec.cluster.tasks_per_node,
+            "cluster.cpus_per_task": spec.cluster.cpus_per_task,
+            "steps": spec.steps,
+            "optim.global_batch_size": spec.optim.global_batch_size,
+            "optim.micro_batch_size": spec.optim.micro_batch_size,
+            "checkpoint.keep_last": spec.checkpoint.keep_last,
+            "checkpoint.max_failed_saves": spec.checkpoint.max_failed_saves,
+            "log_interval_steps": spec.log_interval_steps,
+        },
+    )
+    _at_least(
+        0,
+        {
+            "cluster.gpus_per_node": spec.cluster.gpus_per_node,
+            "cluster.wait_s": spec.cluster.wait_s,
+            "cluster.signal_lead_s": spec.cluster.signal_lead_s,
+            "checkpoint.interval_steps": spec.checkpoint.interval_steps,
+            "checkpoint.keep_every_steps": spec.checkpoint.keep_every_steps,
+            "recovery.max_failures": spec.recovery.max_failures,
+            "data.num_workers": spec.data.num_workers,
+            "eval_interval_steps": spec.eval_interval_steps,
+        },
+    )
     if ":" not in spec.entry:
         raise SpecError(f"entry is `{spec.entry}`; write `package.module:function`")
     if spec.model.width % spec.model.heads:
@@ -235,7 +242,7 @@ def _check_time(cluster: ClusterSpec) -> None:
     if limit_s <= cluster.signal_lead_s + 90:
         raise SpecError(
             f"cluster.time {cluster.time} is {limit_s} s, not more than cluster.signal_lead_s "
-            f"{cluster.signal_lead_s} + 90 s; the warn signal would come at start: ask for a longer "
+            f"{cluster.signal_lead_s} + 90 s; the warn signal would come at start: ask for more "
             "time or a shorter lead"
         )
 

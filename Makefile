@@ -1,0 +1,49 @@
+# Every recipe is one command a person could type; `make help` lists them.
+PY := .venv/bin/python
+NODES ?= 4
+ARGS ?=
+CLUSTER := python3 slurm/cluster/cluster.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup packages submit test test-full lint cluster-up cluster-down cluster-status clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make submit ARGS='cluster.nodes=2 experiment=gpt_fsdp'   any override of conf/ goes into ARGS"
+
+.venv/.complete: pyproject.toml constraints.txt slurm/setup-venv.sh
+	bash slurm/setup-venv.sh
+
+setup: .venv/.complete ## make .venv from constraints.txt
+
+submit: setup ## run the main experiment to its end: on Slurm where there is one, else on this machine
+	$(PY) -m ftslurm submit experiment=main --wait $(ARGS)
+
+packages: ## Debian as root: install Slurm, MariaDB and munge for the test cluster; elsewhere nothing
+	@$(CLUSTER) setup-packages --if-possible
+
+lint: setup ## ruff, mypy and shellcheck
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	@if command -v shellcheck >/dev/null; then shellcheck slurm/*.sh; \
+	else echo "lint: shellcheck is not installed; shell scripts were not checked"; fi
+
+test: setup packages lint ## lint, types and all tests; with a real Slurm cluster where it can be had
+	$(PY) -m pytest -m "not full" --durations=15
+
+test-full: setup packages lint ## the same and what takes long
+	$(PY) -m pytest --durations=25
+
+cluster-up: ## start a real throwaway Slurm cluster here (root): make cluster-up NODES=4
+	$(CLUSTER) up --nodes $(NODES)
+
+cluster-down: ## stop it and leave nothing behind
+	$(CLUSTER) down
+
+cluster-status: ## what runs of it
+	$(CLUSTER) status
+
+clean: ## remove the environment and all caches; runs/ stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist

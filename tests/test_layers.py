@@ -1,0 +1,93 @@
+"""The rooms and who may import whom, as data; the code is held against it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "ftslurm"
+
+# Lower may not import higher; equal rank may import itself only (except where EXTRA says so).
+RANK = {
+    "errors": 0, "files": 0, "faults": 0, "run": 0,
+    "scheduler": 1, "checkpoint": 1, "replay": 1,
+    "recovery": 2, "submit": 3, "train": 3, "cli": 4, "__main__": 5, "__init__": 0,
+}  # fmt: skip
+HEAVY = {"torch", "numpy", "h5py"}
+OWNERS = {
+    "hydra": {"submit/compose.py"},
+    "omegaconf": {"submit/compose.py"},
+    "submitit": {"submit/executor.py"},
+    "jinja2": {"submit/render.py"},
+}
+HEAVY_ROOMS = {"train"}
+HEAVY_FILES = {"replay/determinism.py"}
+# The verbs read what checkpoint/ knows; run/status.py is a verb that lives with the facts it shows.
+EXTRA = {("run/status.py", "checkpoint")}
+# Deciding is pure: no clock, no files, no processes.
+PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py"]
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names this file imports, anywhere in it, `ftslurm.x` for our own."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def room(relative: str) -> str:
+    return relative.split("/")[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    relative = path.relative_to(PACKAGE).as_posix()
+    here = room(relative)
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] != "ftslurm" or len(parts) < 2 or parts[1] not in RANK:
+            continue
+        there = parts[1]
+        if there == here or (relative, there) in EXTRA:
+            continue
+        assert there != "train", f"{relative} imports {name}: only the command line leads there"
+        assert RANK[there] < RANK[here], f"{relative} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_each_library_has_one_owner(path: Path) -> None:
+    relative = path.relative_to(PACKAGE).as_posix()
+    for top in {name.split(".")[0] for name in imported(path)}:
+        if top in HEAVY:
+            assert room(relative) in HEAVY_ROOMS or relative in HEAVY_FILES, f"{relative}: {top}"
+        if top in OWNERS:
+            assert relative in OWNERS[top], f"{relative} imports {top}; {OWNERS[top]} owns it"
+        if top == "pickle":
+            raise AssertionError(f"{relative} imports pickle; nothing of ours is restored by it")
+
+
+@pytest.mark.parametrize("relative", PURE)
+def test_what_decides_does_nothing_else(relative: str) -> None:
+    tops = {name.split(".")[0] for name in imported(PACKAGE / relative)}
+    assert not tops & {"os", "subprocess", "time", "socket", "shutil", "random", "signal"}, tops
+
+
+def test_only_the_scheduler_room_names_slurm_commands() -> None:
+    commands = {"sbatch", "srun", "scontrol", "squeue", "sacct", "scancel", "sinfo", "sacctmgr"}
+    for path in modules():
+        relative = path.relative_to(PACKAGE).as_posix()
+        if room(relative) == "scheduler" or relative == "submit/executor.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
+                first = node.elts[0]
+                if isinstance(first, ast.Constant) and first.value in commands:
+                    raise AssertionError(f"{relative}:{node.lineno} builds a `{first.value}` argv")
