@@ -21,12 +21,13 @@ submit: setup ## run the main experiment to its end: on Slurm where there is one
 	$(PY) -m ftslurm submit experiment=main --wait $(ARGS)
 
 packages: ## Debian as root: install Slurm, MariaDB and munge for the test cluster; elsewhere nothing
-	@$(CLUSTER) setup-packages --if-possible
+	@if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then $(CLUSTER) setup-packages; fi
 
 lint: setup ## ruff, mypy and shellcheck
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	cd slurm/cluster && ../../.venv/bin/mypy --strict *.py
 	@if command -v shellcheck >/dev/null; then shellcheck slurm/*.sh; \
 	else echo "lint: shellcheck is not installed; shell scripts were not checked"; fi
 

@@ -1,0 +1,128 @@
+"""The four daemons on the host: munged, MariaDB, slurmdbd, slurmctld, started in that order.
+
+Each runs in the foreground as a child of `up`, with its own log; `up` leaves and they stay. A
+daemon that does not come to life is an error that shows the end of its log.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+
+import config
+from errors import ClusterError
+from identity import CONTROLLER_HOST, Identity
+from processes import attempt, daemon_environment, identify_process, poll, run, tail
+from record import Record
+
+NAMES = ("munged", "mariadb", "slurmdbd", "slurmctld")
+START_TIMEOUT_S = 60
+DATABASE_USER = "slurm"
+
+# A script with children that no record names: should `up` be killed, all of it dies at once.
+DIES_WITH_US = ("setpriv", "--pdeathsig=KILL", "unshare", "--pid", "--fork", "--kill-child")
+
+
+def start_munged(identity: Identity, record: Record) -> None:
+    own = identity.munge_socket.parent
+    key = own / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    argv = [
+        "munged",
+        "--foreground",
+        f"--socket={identity.munge_socket}",
+        f"--key-file={key}",
+        f"--pid-file={own}/pid",
+        f"--seed-file={own}/seed",
+    ]
+    probe = ["munge", f"--socket={identity.munge_socket}", "--no-input"]
+    _start(identity, record, "munged", argv, probe=probe)
+
+
+def install_database(identity: Identity) -> None:
+    """Lay out an empty MariaDB folder (about 1 s)."""
+    run(
+        [
+            *DIES_WITH_US,
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--user={DATABASE_USER}",
+            f"--datadir={identity.folder}/mysql",
+            "--auth-root-authentication-method=socket",
+            "--skip-test-db",
+            "--innodb-log-file-size=8M",
+            "--innodb-flush-method=nosync",
+        ],
+        timeout_s=120,
+    )
+
+
+def start_mariadb(identity: Identity, record: Record, *, database_password: str) -> None:
+    configuration = identity.config_folder / "mariadb.cnf"
+    argv = ["mariadbd", f"--defaults-file={configuration}", f"--user={DATABASE_USER}"]
+    client = ["mariadb", "--no-defaults", f"--socket={identity.mysql_socket}", "--user=root"]
+    _start(identity, record, "mariadb", argv, probe=[*client, "--execute=SELECT 1"])
+    run(client, stdin=config.render_database_sql(database_password=database_password))
+
+
+def start_slurmdbd(identity: Identity, record: Record) -> None:
+    probe = ["sacctmgr", "--noheader", "show", "cluster"]
+    _start(identity, record, "slurmdbd", _as_controller(identity, "slurmdbd"), probe=probe)
+
+
+def start_slurmctld(identity: Identity, record: Record) -> None:
+    probe = ["scontrol", "ping"]
+    _start(identity, record, "slurmctld", _as_controller(identity, "slurmctld"), probe=probe)
+
+
+def reconfigure(identity: Identity) -> None:
+    run(["scontrol", "reconfigure"], env=daemon_environment(identity.slurm_conf))
+
+
+def _as_controller(identity: Identity, daemon: str) -> list[str]:
+    """slurmctld and slurmdbd start only on a host with the name their configuration gives, and
+    slurmctld resolves that name: an own UTS namespace and an own /etc/hosts."""
+    script = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec "$3" -D'
+    hosts = str(identity.config_folder / "hosts")
+    return ["unshare", "--uts", "--mount", "sh", "-c", script, "sh", CONTROLLER_HOST, hosts, daemon]
+
+
+def _start(
+    identity: Identity, record: Record, name: str, argv: list[str], *, probe: list[str]
+) -> None:
+    """Start a daemon, write it down, and wait until the probe, a client of it, succeeds."""
+    environment = daemon_environment(identity.slurm_conf)
+    output = identity.log(f"{name}.out")
+    with output.open("ab") as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=identity.folder,
+            start_new_session=True,
+        )
+    record.daemons[name] = identify_process(process.pid)
+    record.save()
+    said = ""
+
+    def ended_or_ready() -> bool:
+        nonlocal said
+        if process.poll() is not None:
+            return True
+        answer = attempt(probe, env=environment)
+        said = answer.stderr.strip() or answer.stdout.strip()
+        return answer.returncode == 0
+
+    in_time = poll(ended_or_ready, timeout_s=START_TIMEOUT_S)
+    if process.returncode is not None:
+        raise ClusterError(
+            f"{name} ended with code {process.returncode} instead of starting\n{tail(output)}"
+        )
+    if not in_time:
+        raise ClusterError(
+            f"{name} gave no answer in {START_TIMEOUT_S} s; `{' '.join(probe)}` said: {said}\n"
+            f"{tail(output)}"
+        )

@@ -1,0 +1,322 @@
+"""The throwaway cluster itself: that it behaves as a real one, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import Lab, cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+# A task and a batch shell that log each signal and stay. Children of both get signals too.
+LOGS_SIGNALS = """
+log() { echo "$1 $2" >> "$FOLDER/signals"; }
+for s in TERM USR1 CONT; do trap "log shell $s" "$s"; done
+export -f log
+srun --kill-on-bad-exit=0 bash -c '
+  for s in TERM USR1 CONT; do trap "log task $s" "$s"; done
+  log task ready
+  while :; do sleep 0.1; done' &
+while kill -0 $! 2>/dev/null; do wait $!; done
+"""
+
+# Both nodes write their name where only they can see it, meet, then read it back.
+WRITES_AND_READS_BACK = """
+for place in /tmp /dev/shm "$LOCAL"; do hostname > "$place/who"; done
+touch "$FOLDER/met.$(hostname)"
+for i in $(seq 100); do [ -e "$FOLDER/met.n1" ] && [ -e "$FOLDER/met.n2" ] && break; sleep 0.1; done
+echo "$(hostname) reads $(cat /tmp/who /dev/shm/who "$LOCAL/who" | tr '\\n' ' ')"
+"""
+
+# Task 0 listens on its own name; the other connects to it by that name and says its address.
+MEETS_BY_NAME = """
+import os, socket, time
+if os.environ["SLURM_PROCID"] == "0":
+    server = socket.create_server((socket.gethostname(), 29500))
+    server.settimeout(20)
+    peer, address = server.accept()
+    print("heard", peer.recv(100).decode(), "from", address[0])
+else:
+    for attempt in range(100):
+        try:
+            client = socket.create_connection(("n1", 29500), timeout=5)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    client.sendall(socket.gethostbyname(socket.gethostname()).encode())
+"""
+
+
+@pytest.fixture
+def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
+    """An empty folder of the user, on the file system all nodes share."""
+    path = lab.home(lab.user) / str(request.node.name)
+    lab.run_as(lab.user, ["mkdir", str(path)])
+    return path
+
+
+def run_job(lab: Lab, folder: Path, *arguments: str, script: str) -> str:
+    """Run a job to its end; what it printed."""
+    output = folder / "output"
+    job = lab.sbatch_as(lab.user, f"--output={output}", *arguments, script=script)
+    state = lab.wait_for_state(job, ["COMPLETED", "FAILED", "CANCELLED"], timeout_s=40)
+    text = output.read_text()
+    assert state == "COMPLETED", text
+    return text
+
+
+def test_the_cluster_answers(lab: Lab) -> None:
+    assert set(lab.node_states()) == {"n1", "n2", "n3", "n4"}
+    shown = lab.status()
+    assert shown["up"]
+    assert all(daemon["running"] for daemon in shown["daemons"])
+    assert [p["name"] for p in shown["partitions"]] == ["low", "high"]
+    assert "UP" in lab.run_as(lab.user, ["scontrol", "ping"]).stdout
+
+
+def test_a_users_job_meets_its_peers_by_name_over_the_private_network(
+    lab: Lab, folder: Path
+) -> None:
+    (folder / "meet.py").write_text(MEETS_BY_NAME)
+    command = f"srun {lab.python} {folder}/meet.py"
+    printed = run_job(lab, folder, "--nodes=2", "--nodelist=n[1-2]", script=command)
+    address = lab.status()["nodes"][1]["address"]
+    assert f"heard {address} from {address}" in printed
+
+
+def test_accounting_knows_the_users_job(lab: Lab, folder: Path) -> None:
+    job = lab.sbatch_as(lab.user, f"--output={folder}/output", script="exit 3")
+    lab.wait_for_runs(job, ["FAILED"])
+    argv = ["sacct", "-X", "-P", "-n", "-j", job, "--format=User,Account,ExitCode"]
+    assert lab.run_as(lab.user, argv).stdout.strip() == f"{lab.user}|ftslurm|3:0"
+
+
+def test_nodes_share_no_memory_and_no_disk_but_share_the_home(lab: Lab, folder: Path) -> None:
+    environment = f"export FOLDER={folder} LOCAL={lab.status()['node_disk']}\n"
+    script = folder / "share.sh"
+    script.write_text(environment + WRITES_AND_READS_BACK)
+    printed = run_job(lab, folder, "--nodes=2", "--nodelist=n[1-2]", script=f"srun bash {script}")
+    assert "n1 reads n1 n1 n1" in printed
+    assert "n2 reads n2 n2 n2" in printed
+    assert not Path("/tmp/who").exists() and not Path("/dev/shm/who").exists()
+
+
+def test_a_gpu_job_sees_two_gpus(lab: Lab, folder: Path) -> None:
+    script = 'echo "gpus $CUDA_VISIBLE_DEVICES"; srun bash -c \'echo "step $CUDA_VISIBLE_DEVICES"\''
+    printed = run_job(lab, folder, "--gres=gpu:2", script=script)
+    assert printed.splitlines() == ["gpus 0,1", "step 0,1"]
+
+
+def start_signal_logger(lab: Lab, folder: Path) -> str:
+    job = lab.sbatch_as(
+        lab.user,
+        "--nodes=2",
+        "--nodelist=n[1-2]",
+        "--ntasks-per-node=2",
+        "--signal=USR1@30",
+        f"--output={folder}/output",
+        script=f"export FOLDER={folder}\n{LOGS_SIGNALS}",
+    )
+    wait_until(
+        lambda: count(folder, "task ready") == 4 or None,
+        timeout_s=30,
+        seen=lambda: f"{count(folder, 'task ready')} of 4 tasks ready",
+    )
+    return job
+
+
+def count(folder: Path, line: str) -> int:
+    log = folder / "signals"
+    return log.read_text().splitlines().count(line) if log.exists() else 0
+
+
+def wait_for_count(folder: Path, line: str, number: int, *, timeout_s: float) -> None:
+    wait_until(
+        lambda: count(folder, line) >= number or None,
+        timeout_s=timeout_s,
+        seen=lambda: f"`{line}` {count(folder, line)} times in\n{(folder / 'signals').read_text()}",
+    )
+
+
+def test_preemption_sends_term_to_the_tasks_first(lab: Lab, folder: Path) -> None:
+    # The second round comes some 15 s later whatever a shorter GraceTime says (seen on 22.05).
+    job = start_signal_logger(lab, folder)
+    lab.preempt(2, seconds=20, nodelist="n[1-2]")
+    wait_for_count(folder, "task TERM", 4, timeout_s=10)
+    assert count(folder, "shell TERM") == 0
+    wait_for_count(folder, "shell TERM", 1, timeout_s=40)
+    assert count(folder, "task USR1") == 0
+    lab.wait_for_runs(job, ["PREEMPTED", "PENDING"])
+
+
+def test_preemption_sends_a_jobs_own_signal_first_where_the_site_says_so(
+    lab: Lab, folder: Path
+) -> None:
+    lab.set_send_user_signal(True)
+    start_signal_logger(lab, folder)
+    lab.preempt(2, seconds=20, nodelist="n[1-2]")
+    wait_for_count(folder, "task USR1", 4, timeout_s=10)
+    assert count(folder, "task TERM") == 0
+    assert count(folder, "shell USR1") == count(folder, "shell TERM") == 0
+
+
+def test_a_requeued_job_waits_two_minutes_unless_its_owner_hastens_it(
+    lab: Lab, folder: Path
+) -> None:
+    output = folder / "output"
+    script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
+    argv = [f"--output={output}", "--open-mode=append"]
+    job = lab.sbatch_as(lab.user, *argv, script=script)
+    lab.wait_for_text(output, "restarts 0", 20)
+    lab.run_as(lab.user, ["scontrol", "requeue", job])
+    lab.wait_for_state(job, ["PENDING"], timeout_s=30)
+    assert lab.show_job(job)["Reason"] == "BeginTime"
+    lab.hasten(job)
+    lab.wait_for_text(output, "restarts 1", 20)
+    lab.wait_for_runs(job, ["REQUEUED", "COMPLETED"])
+
+
+def test_a_killed_node_loses_processes_and_memory_but_not_its_disk(lab: Lab, folder: Path) -> None:
+    disk = lab.status()["node_disk"]
+    script = f"touch /tmp/memory /dev/shm/memory {disk}/kept; echo $$ > {folder}/pid; sleep 60"
+    lab.sbatch_as(lab.user, "--nodelist=n3", f"--output={folder}/output", script=script)
+    lab.wait_for_text(folder / "pid", "\n", 20)
+    user_id = pwd.getpwnam(lab.user).pw_uid
+    assert processes_of(user_id)
+    lab.kill("n3")
+    assert not processes_of(user_id)
+    lab.start("n3")
+    lab.cancel_all()
+    lab.wait_for_nodes("idle", ["n3"], timeout_s=30)
+    left = lab.run_inside("n3", "ls", "/tmp", "/dev/shm", disk)
+    assert "memory" not in left and "kept" in left
+
+
+def processes_of(user_id: int) -> list[str]:
+    shown = subprocess.run(
+        ["ps", "-o", "args=", "-u", str(user_id)], capture_output=True, text=True, check=False
+    )
+    return shown.stdout.splitlines()
+
+
+@pytest.mark.full
+def test_a_cut_node_goes_down_and_comes_back(lab: Lab, folder: Path) -> None:
+    job = lab.sbatch_as(lab.user, "--nodelist=n4", f"--output={folder}/output", script="sleep 300")
+    lab.wait_for_state(job, ["RUNNING"], timeout_s=20)
+    lab.cut("n4")
+    lab.wait_for_nodes("down*", ["n4"], timeout_s=70)
+    assert processes_of(pwd.getpwnam(lab.user).pw_uid), "the cut node runs on by itself"
+    lab.wait_for_runs(job, ["NODE_FAIL", "PENDING"])
+    lab.join("n4")
+    lab.wait_for_nodes("idle", ["n4"], timeout_s=90)
+
+
+@pytest.fixture
+def second(lab: Lab) -> Iterator[Path]:
+    """A folder for a second cluster beside the first."""
+    path = lab.folder.with_name(lab.folder.name + "-second")
+    assert not path.exists(), f"{path} is left from an earlier test; `cluster.py down` it"
+    yield path
+    if path.exists():
+        cluster("down", folder=path)
+
+
+def traces(folder: Path) -> dict[str, list[str]]:
+    """Everything of the cluster in this folder that is on the machine, by kind."""
+    bridge = json.loads(cluster("status", "--json", folder=folder).stdout)["cluster_name"]
+    links = json.loads(subprocess.check_output(["ip", "-json", "link"], text=True))
+    names = [str(link["ifname"]) for link in links]
+    return {
+        "links": [name for name in names if name == bridge or name.startswith(f"{bridge}-")],
+        "mounts": lines_with(str(folder), "/proc/self/mountinfo"),
+        "users": lines_with(f"{folder}:", "/etc/passwd") + lines_with(f"{folder}/", "/etc/passwd"),
+        "processes": processes_with(folder),
+        "folder": [str(folder)] if folder.exists() else [],
+    }
+
+
+def lines_with(text: str, path: str) -> list[str]:
+    return [line for line in Path(path).read_text().splitlines() if text in line]
+
+
+def processes_with(folder: Path) -> list[str]:
+    """Processes whose environment names the folder, as all daemons' does."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if f"SLURM_CONF={folder}/".encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text())
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # ended meanwhile, or closed even to root, so none of ours
+    return found
+
+
+@pytest.mark.timeout(240)  # starts a cluster twice; 10 s on an idle machine
+def test_a_cluster_repairs_itself_and_leaves_nothing_behind(second: Path) -> None:
+    started = cluster("up", "--nodes=1", f"--expose={Path(__file__).parent}", folder=second)
+    assert started.returncode == 0, started.stderr
+    assert started.stdout == f"export SLURM_CONF={second}/etc/slurm.conf\n"
+    again = cluster("up", folder=second)
+    assert again.returncode == 0 and "already up" in again.stderr
+
+    shown = json.loads(cluster("status", "--json", folder=second).stdout)
+    pids = {daemon["name"]: daemon["pid"] for daemon in shown["daemons"]}
+    os.kill(pids["slurmctld"], signal.SIGKILL)
+    half_dead = cluster("status", folder=second)
+    assert half_dead.returncode == 1 and "DEAD" in half_dead.stdout
+    repaired = cluster("up", "--nodes=1", f"--expose={Path(__file__).parent}", folder=second)
+    assert repaired.returncode == 0 and "half dead" in repaired.stderr, repaired.stderr
+    assert all(traces(second).values()), "each kind of trace can be seen while it is up"
+
+    assert cluster("down", folder=second).returncode == 0
+    assert not any(traces(second).values())
+    assert Path(__file__).exists(), "what was exposed is not taken down with it"
+    assert cluster("status", folder=second).returncode == 1
+    assert cluster("down", folder=second).returncode == 0, "nothing to do is no failure"
+
+
+def test_a_taken_port_is_named_and_nothing_is_started(second: Path) -> None:
+    ports = json.loads(cluster("status", "--json", folder=second).stdout)["ports"]
+    with socket.create_server(("127.0.0.1", ports["slurmctld"])):
+        refused = cluster("up", "--nodes=1", folder=second)
+    assert refused.returncode == 1
+    assert f"port {ports['slurmctld']}, which slurmctld needs, is taken" in refused.stderr
+    assert not any(traces(second).values())
+
+
+def test_a_folder_with_other_things_in_it_is_refused(second: Path) -> None:
+    second.mkdir()
+    (second / "precious").touch()
+    refused = cluster("up", folder=second)
+    assert refused.returncode == 1 and "holds something else" in refused.stderr
+    assert cluster("down", folder=second).returncode == 0
+    assert (second / "precious").exists()
+    (second / "precious").unlink()
+    second.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--folder", "/tmp/ftslurm", "up"], "each node has its own"),
+        (["--folder", "/root/ftslurm", "up"], "ordinary users cannot pass through `/root`"),
+        (["cut", "n99"], "there is no node `n99`"),
+        (["start", "n1"], "node `n1` is already on"),
+        (["up", "--nodes", "3"], "a cluster with 4 nodes"),
+    ],
+)
+def test_a_wrong_wish_is_refused_with_a_sentence(
+    lab: Lab, arguments: list[str], sentence: str
+) -> None:
+    refused = cluster(*arguments, folder=None if "--folder" in arguments else lab.folder)
+    assert refused.returncode == 1
+    assert sentence in refused.stderr and "Traceback" not in refused.stderr
