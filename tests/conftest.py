@@ -1,0 +1,1 @@
+"""Its being here puts this folder on the import path: tests everywhere below import `fakes`."""
