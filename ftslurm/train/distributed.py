@@ -1,0 +1,184 @@
+"""Process groups of an attempt: who this rank is, on which device, and over what it talks.
+
+Opened once per process from the environment the batch script made; no torchrun, no environment
+rendezvous. Three groups: `main` for the model, `control` for the agreement at step boundaries,
+`checkpoint` for the background save, so that no two threads ever share one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from ftslurm.errors import RunError, SpecError
+from ftslurm.run.rank import RankEnvironment
+from ftslurm.run.spec import RunSpec
+from ftslurm.train.interface import interface_towards
+
+log = logging.getLogger(__name__)
+
+RENDEZVOUS_TIMEOUT_S = 300
+"""Ranks of one job step start within minutes of each other, or never."""
+COLLECTIVE_TIMEOUT_S = 1800
+"""torch's own default for gloo; a dead peer shows itself at once by its closed connection."""
+BIND_PATIENCE_S = 20
+"""How long rank 0 waits for its port: the attempt before may still be leaving it."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """One rank's place among all, and its three process groups."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    main: dist.ProcessGroup
+    """gloo or nccl: gradients, metrics."""
+    control: dist.ProcessGroup
+    """gloo: the word exchanged at step boundaries."""
+    checkpoint: dist.ProcessGroup
+    """gloo: belongs to the checkpointer's background thread."""
+
+
+def choose_backend(asked: str, *, gpus_per_node: int, has_cuda: bool) -> str:
+    """nccl or gloo; a GPU that was asked for and cannot be used is an error, not a slow run."""
+    if asked == "gloo":
+        return "gloo"
+    if (asked == "nccl" or gpus_per_node > 0) and not has_cuda:
+        raise SpecError(
+            f"parallel.backend `{asked}` with cluster.gpus_per_node {gpus_per_node} needs a GPU "
+            "that torch can use, and there is none on this node; check the driver and the torch "
+            "build, or set parallel.backend=gloo"
+        )
+    return "nccl" if asked == "nccl" or gpus_per_node > 0 else "gloo"
+
+
+def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
+    """Meet the other ranks. Collective; raises RunError when they cannot be met."""
+    backend = choose_backend(
+        spec.parallel.backend,
+        gpus_per_node=spec.cluster.gpus_per_node,
+        has_cuda=torch.cuda.is_available(),
+    )
+    device = _take_device(env, backend)
+    store = _open_store(env)
+    _choose_gloo_interface(env, store)
+    dist.init_process_group(
+        backend,
+        # The prefix keeps a rank of another run or attempt, should it find this port, out.
+        store=PrefixStore(f"{run_id}/{env.attempt}", store),
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        device_id=device if backend == "nccl" else None,
+    )
+    return Groups(
+        rank=env.rank,
+        world_size=env.world_size,
+        local_rank=env.local_rank,
+        device=device,
+        main=_world(),
+        control=_gloo_group(),
+        checkpoint=_gloo_group(),
+    )
+
+
+def close_groups() -> None:
+    """Leave all groups; only after a barrier, or peers see their connections closed."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _take_device(env: RankEnvironment, backend: str) -> torch.device:
+    if backend == "gloo":
+        return torch.device("cpu")
+    # With --gpus-per-task or a site's task binding each rank sees its own GPU only, as number 0.
+    device = torch.device("cuda", env.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _open_store(env: RankEnvironment) -> Store:
+    """The key-value store on rank 0 through which the groups find each other."""
+
+    def connect() -> Store:
+        return TCPStore(
+            env.master_addr,
+            env.master_port,
+            env.world_size,
+            is_master=env.rank == 0,
+            timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
+        )
+
+    try:
+        return retry_bind(connect) if env.rank == 0 else connect()
+    except dist.DistError as error:
+        raise RunError(
+            f"rank {env.rank} cannot meet the others at {env.master_addr}:{env.master_port} "
+            f"({_first_line(error)}); the port may be taken or a firewall closed: the next attempt "
+            "takes another port"
+        ) from error
+
+
+def retry_bind(
+    connect: Callable[[], Store],
+    *,
+    patience_s: float = BIND_PATIENCE_S,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Store:
+    """Call `connect` until the port is free or patience ends; then its last error."""
+    deadline = now() + patience_s
+    while True:
+        try:
+            return connect()
+        except dist.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error) or now() >= deadline:
+                raise
+            log.info("the rendezvous port is still in use, trying again")
+            sleep(0.5)
+
+
+def _choose_gloo_interface(env: RankEnvironment, store: Store) -> None:
+    """Make gloo listen where the other nodes can reach it.
+
+    Left alone gloo listens on the address that the host's own name resolves to, which on Debian is
+    127.0.1.1. A rank on another node than rank 0 takes the interface of its route to rank 0; the
+    ranks beside rank 0 take that of their route back to the first such rank.
+    """
+    first_far_rank = env.local_world_size
+    if first_far_rank >= env.world_size or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    if env.rank < first_far_rank:
+        target = store.get("far_address").decode()
+    else:
+        target = env.master_addr
+    name, address = interface_towards(target, env.master_port)
+    if env.rank == first_far_rank:
+        store.set("far_address", address)
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None, "init_process_group has just run"
+    return world
+
+
+def _gloo_group() -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+    return group
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

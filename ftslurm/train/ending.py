@@ -1,0 +1,47 @@
+"""How an attempt ends on disk and among its ranks. Only rank 0 writes, only what is durable."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ftslurm.files import write_json
+from ftslurm.replay.trace import read_trace
+from ftslurm.run.layout import RunLayout
+
+log = logging.getLogger(__name__)
+
+LAST_BARRIER_S = 60
+"""How long a rank waits for the others before it leaves without them."""
+
+
+def write_done(
+    layout: RunLayout, *, attempt: int, step: int, loss: float | None, parameter_digest: str
+) -> None:
+    """The run has finished. `loss` is None when the attempt before had trained the last step and
+    was cut off after it; it is then looked up."""
+    if loss is None:
+        last = read_trace(layout).get(step)
+        loss = None if last is None else last.loss
+    record = {
+        "schema_version": 1,
+        "step": step,
+        "loss": loss if loss is not None and math.isfinite(loss) else None,
+        "loss_hex": None if loss is None else loss.hex(),
+        "parameter_digest": parameter_digest,
+        "attempt": attempt,
+        "finished_at": time.time(),
+    }
+    write_json(layout.done, record)
+
+
+def leave_together(group: dist.ProcessGroup, *, timeout_s: float = LAST_BARRIER_S) -> None:
+    """A barrier that ends: a rank that cannot come must not hold the others in their grace."""
+    try:
+        dist.monitored_barrier(group, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        log.warning("leaving without all other ranks: %s", error)

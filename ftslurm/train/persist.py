@@ -1,0 +1,183 @@
+"""One save in the background: write, gather, publish, tell everyone. No rank is left guessing.
+
+Runs on a thread of its own and talks over the checkpoint group only, which no other thread may use
+meanwhile. Whatever goes wrong on one rank fails the save on all of them, with the same reasons; the
+temporary folder is removed then and published steps are untouched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from ftslurm.checkpoint.digest import digest
+from ftslurm.checkpoint.record_json import encode_index, encode_manifest, manifest_digest
+from ftslurm.checkpoint.records import IndexEntry, Manifest, ShardIndex
+from ftslurm.checkpoint.shard import TensorData, write_shard
+from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.errors import CheckpointError, FtslurmError
+from ftslurm.train.exchange import broadcast_json, gather_json
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """A staged snapshot; `tensors` lie in the arena and stay valid until the save is over."""
+
+    step: int
+    attempt: int
+    tensors: Sequence[TensorData]
+    shared: Mapping[str, Any]
+    private: Mapping[str, Any]
+    aliases: Mapping[str, str]
+    algorithm: str
+    manifest: Callable[[list[IndexEntry]], Manifest]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a save failed, by the rank that saw it."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """The same on every rank."""
+
+    step: int
+    failures: list[Failure]
+    bytes: int = 0
+    """Written by all ranks together."""
+    seconds: float = 0.0
+    digest: str = ""
+    """Identity of the committed step: the digest of its manifest."""
+
+    @property
+    def is_committed(self) -> bool:
+        return not self.failures
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands and what it talks over."""
+
+    rank: int
+    world_size: int
+    group: ProcessGroup
+    store: CheckpointStore
+
+
+def persist(job: SaveJob, place: Place) -> SaveResult:
+    """Collective over all ranks' background threads."""
+    began_at = time.monotonic()
+    answer = _open_folder(job, place)
+    if "reason" in answer:
+        return SaveResult(job.step, [Failure(0, answer["reason"])])
+    folder = Path(answer["folder"])
+    rows = gather_json(_write(job, place, folder), place.group, world_size=place.world_size)
+    outcome = _conclude(job, place, folder, rows) if place.rank == 0 else None
+    outcome = broadcast_json(outcome, place.group, world_size=place.world_size)
+    failures = [Failure(**row) for row in outcome["failures"]]
+    seconds = time.monotonic() - began_at
+    return SaveResult(job.step, failures, outcome["bytes"], seconds, outcome["digest"])
+
+
+def reason_of(error: BaseException) -> str:
+    """One sentence; errors that are not meant for people carry their type."""
+    return str(error) if isinstance(error, (FtslurmError, OSError)) else repr(error)
+
+
+def _open_folder(job: SaveJob, place: Place) -> dict[str, Any]:
+    """Rank 0 makes the folder before anyone writes: a shared file system may show it late."""
+    answer: dict[str, Any] = {}
+    if place.rank == 0:
+        try:
+            answer["folder"] = str(place.store.create_temporary(job.step, job.attempt))
+        except (OSError, FtslurmError) as error:
+            answer["reason"] = reason_of(error)
+    reply: dict[str, Any] = broadcast_json(answer, place.group, world_size=place.world_size)
+    return reply
+
+
+def _write(job: SaveJob, place: Place, folder: Path) -> dict[str, Any]:
+    try:
+        is_first = place.rank == 0
+        entry = write_shard(
+            folder,
+            place.rank,
+            job.tensors,
+            objects={"private": job.private, **({"shared": job.shared} if is_first else {})},
+            aliases=job.aliases if is_first else {},
+            algorithm=job.algorithm,
+            attempt=job.attempt,
+            step=job.step,
+        )
+        return {
+            "entry": dataclasses.asdict(entry),
+            "bytes": sum(tensor.data.nbytes for tensor in job.tensors),
+            "shared": shared_digests(job.shared),
+        }
+    except Exception as error:  # noqa: BLE001 - reported; a rank that went silent would hold the others
+        return {"reason": reason_of(error)}
+
+
+def shared_digests(shared: Mapping[str, Any]) -> dict[str, str]:
+    """One digest per object that has to be equal on all ranks."""
+    return {
+        name: digest("sha256", encode_index(ShardIndex(0, [], [], {}, {name: value})))
+        for name, value in shared.items()
+    }
+
+
+def _conclude(
+    job: SaveJob, place: Place, folder: Path, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Rank 0: publish what all have written, or clean up."""
+    failures = [
+        {"rank": rank, "reason": row["reason"]} for rank, row in enumerate(rows) if "reason" in row
+    ]
+    failures = failures or _differences(rows)
+    written = sum(row.get("bytes", 0) for row in rows)
+    identity = ""
+    if not failures:
+        try:
+            manifest = job.manifest([IndexEntry(**row["entry"]) for row in rows])
+            identity = manifest_digest(encode_manifest(manifest))
+            place.store.publish(folder, manifest)
+        except Exception as error:  # noqa: BLE001 - reported; the other ranks wait for this answer
+            failures = [{"rank": 0, "reason": reason_of(error)}]
+    if failures:
+        failures += _discard(folder, place)
+    return {"failures": failures, "bytes": written, "digest": identity}
+
+
+def _discard(folder: Path, place: Place) -> list[dict[str, Any]]:
+    """Give the space of the failed save back; a leftover is one more thing to report."""
+    try:
+        if folder.exists():
+            place.store.discard_temporary(folder)
+    except (OSError, FtslurmError) as error:
+        return [{"rank": 0, "reason": f"cannot remove `{folder}`: {reason_of(error)}"}]
+    return []
+
+
+def _differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ranks whose copy of something shared is not rank 0's: saving one would lose the others."""
+    first = rows[0]["shared"]
+    found = []
+    for rank, row in enumerate(rows):
+        names = sorted(n for n in {*first, *row["shared"]} if first.get(n) != row["shared"].get(n))
+        if names:
+            error = CheckpointError(
+                f"{names} differ between rank 0 and rank {rank}; such state has to be equal on all "
+                "ranks"
+            )
+            found.append({"rank": rank, "reason": str(error)})
+    return found

@@ -1,0 +1,366 @@
+"""Session: the one object a training loop needs. It decides when to save, stop and finish.
+
+A loop wraps and registers its parts, restores, iterates over `steps()` and calls `end_step` once a
+step on every rank; the rest is kept from it. Step numbers: `session.step` is the number of steps
+applied so far, so it is 0 before the first; the trace row and the checkpoint of step n are those of
+the moment when n steps have been applied. Collective calls are marked; every rank makes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ftslurm import faults
+from ftslurm.errors import RANK_STOPPED, CheckpointError, UsageError
+from ftslurm.replay.determinism import parameter_digest, seed_all
+from ftslurm.run.attempts import (
+    FINISHED,
+    STOPPED,
+    Outcome,
+    append_event,
+    read_attempt,
+    write_outcome,
+)
+from ftslurm.run.rank import RankEnvironment, StopFlag
+from ftslurm.train import parallel
+from ftslurm.train.checkpointer import Checkpointer, SaveFacts
+from ftslurm.train.cursor import Cursor
+from ftslurm.train.distributed import Groups
+from ftslurm.train.ending import LAST_BARRIER_S, leave_together, write_done
+from ftslurm.train.feed import open_feed
+from ftslurm.train.loader import GlobalBatches, MicroBatch
+from ftslurm.train.progress import Recorder
+from ftslurm.train.run_record import RunRecord
+from ftslurm.train.state import TrainState
+from ftslurm.train.stop import Agreement, Word, save_is_due, start_maximum
+from ftslurm.train.token_store import TokenStore
+
+FINAL_SAVE_DEADLINE_S = 3600.0
+"""The last save has no grace to fit into; past this the file system counts as failed."""
+RETENTION_IN_GRACE_S = 2.0
+"""How long a stop waits for old steps to be removed, which the next attempt may do as well."""
+
+
+class Session:
+    """One rank's view of the run."""
+
+    def __init__(
+        self,
+        env: RankEnvironment,
+        record: RunRecord,
+        groups: Groups,
+        flag: StopFlag,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rank = groups.rank
+        self.world_size = groups.world_size
+        self.device = groups.device
+        self.spec = record.spec
+        self.run_dir: Path = env.run_dir
+        self.data_path = record.data_path
+        """The token store of the run, None when the run names none."""
+        self.step = 0
+        """Steps applied so far."""
+        self.log = logging.getLogger("ftslurm.loop")
+        self.is_restoring = False
+        self.has_ended = False
+        """Whether the outcome of this attempt has been settled (stopped or finished)."""
+        self.is_save_abandoned = False
+        """Whether a save missed its deadline, so that a thread may still wait for peers or disk."""
+        self._env = env
+        self._record = record
+        self._groups = groups
+        self._flag = flag
+        self._clock = clock
+        self._agreement = Agreement(start_maximum(groups.control))
+        self._tokens = 0
+        self._loss: float | None = None
+        self._cursor: Cursor | None = None
+        self._batches: GlobalBatches | None = None
+        self._model: nn.Module | None = None
+        self._state: TrainState | None = None
+        self._extra: dict[str, Any] = {}
+        self._checkpointer: Checkpointer | None = None
+        self._boundary_at = self._saved_at = clock()
+        self._recorder = (
+            Recorder(
+                env.layout,
+                attempt=env.attempt,
+                steps=self.spec.steps,
+                log_interval_steps=self.spec.log_interval_steps,
+            )
+            if self.rank == 0
+            else None
+        )
+        self._enter("starting")
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether this rank was asked to stop. Other ranks may not know yet: use it only to cut
+        work short that is this rank's alone, never around a collective."""
+        return self._flag.is_set
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all ranks, in double precision. Collective."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, group=self._groups.main)
+        return [float(value) for value in tensor.tolist()]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """`model` on this rank's device, spread as `spec.parallel.strategy` says. Collective."""
+        return parallel.wrap(model, strategy=self.spec.parallel.strategy, groups=self._groups)
+
+    def register(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        scaler: Any = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Name what a checkpoint holds; `extra`: objects with state_dict and load_state_dict."""
+        self._model = model
+        self._extra.update(extra or {})
+        self._state = TrainState(
+            model, optimizer, scheduler=scheduler, scaler=scaler, extra=self._extra
+        )
+
+    def batches(self, store: TokenStore, *, held_out: int = 0) -> Iterator[list[MicroBatch]]:
+        """This rank's micro-batches, one list a step, in the order that the run's seed gives.
+
+        The last `held_out` sequences of the store are never among them.
+        """
+        if self._checkpointer is not None:
+            raise UsageError("session.batches came after session.restore; call it before")
+        self._cursor, self._batches = open_feed(
+            store, self._record, held_out=held_out, rank=self.rank, world_size=self.world_size
+        )
+        self._extra["cursor"] = self._cursor
+        return iter(self._batches)
+
+    def restore(self, warm_up: Callable[[], None] | None = None) -> None:
+        """Load the newest checkpoint that verifies, if there is any. Collective.
+
+        `warm_up` runs one forward and one backward of the model on any input; a model in DDP
+        needs it (see parallel.warm_up), others do not run it.
+        """
+        if self._state is None or self._model is None:
+            raise UsageError("session.restore came before session.register; call it after")
+        self._enter("restoring")
+        self.is_restoring = True
+        if parallel.needs_warm_up(self._model):
+            if warm_up is None:
+                raise UsageError(
+                    "the model is in DDP, so session.restore needs warm_up=..., a function that "
+                    "runs one forward and one backward of it on any input; without it a resumed "
+                    "run would add gradients in another order than an undisturbed one"
+                )
+            parallel.warm_up(self._model, warm_up)
+        # Up to here all ranks drew the same numbers, so that each built the same model.
+        seed_all(self.spec.seed, stream=f"rank {self.rank}")
+        self._checkpointer = self._open_checkpointer(self._state)
+        adopted = read_attempt(self._env.layout, self._env.attempt).adopted
+        restored = self._checkpointer.restore(adopted)
+        if restored is not None:
+            self.step = restored.step
+            self._tokens = restored.position["tokens"]
+        self.is_restoring = False
+        self._boundary_at = self._saved_at = self._clock()
+        # A flag set while importing, warming up or restoring takes effect after one step.
+        self._agreement.at_boundary(self._word())
+        if self._recorder is not None:
+            restored_step = None if restored is None else restored.step
+            self._recorder.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)
+
+    def steps(self) -> Iterator[int]:
+        """`session.step` before each step that is still to be trained."""
+        self._require_checkpointer()
+        while self.step < self.spec.steps:
+            before = self.step
+            faults.point("step", rank=self.rank, step=before, attempt=self._env.attempt)
+            yield before
+            if self.step == before:
+                raise UsageError(
+                    "the loop came round without session.end_step; call it once in each step"
+                )
+
+    def end_step(
+        self, *, loss: float, tokens: int = 0, values: Mapping[str, float] | None = None
+    ) -> None:
+        """A step has been applied. Collective; may save, and leaves by SystemExit on a stop.
+
+        `loss` and `tokens` are those of the whole step over all ranks, the same on every rank;
+        `values` are further scalars for the trace.
+        """
+        checkpointer = self._require_checkpointer()
+        self.step += 1
+        self._tokens += tokens
+        self._loss = loss = float(loss)
+        if self._cursor is not None:
+            self._cursor.advance()
+        if self._recorder is not None:
+            self._recorder.step(
+                self.step,
+                loss=loss,
+                samples=self._position()["samples"],
+                tokens=self._tokens,
+                values=values or {},
+                committed_step=checkpointer.committed_step,
+                failed_saves=checkpointer.failed_saves,
+            )
+        boundary_before, self._boundary_at = self._boundary_at, self._clock()
+        agreed = self._agreement.at_boundary(self._word())
+        checkpointer.poll()
+        if self.step >= self.spec.steps:
+            return  # finish() saves; a stop asked for now has nothing left to stop
+        if agreed.stop_signal:
+            self._stop(agreed, asked_at=boundary_before)
+        if save_is_due(
+            self.step,
+            interval_steps=self.spec.checkpoint.interval_steps,
+            asked_by_clock=agreed.save_due,
+        ) and checkpointer.save(self.step, self._position()):
+            self._saved_at = self._clock()
+
+    def finish(self) -> None:
+        """The loop has returned: save, settle the outcome, write DONE. Collective."""
+        checkpointer = self._require_checkpointer()
+        assert self._model is not None, "restore came after register"
+        self._agreement.drain()
+        if self.step < self.spec.steps:
+            self.log.info("the loop ended itself at step %d of %d", self.step, self.spec.steps)
+        self._enter("saving", step=self.step)
+        if not checkpointer.emergency_save(
+            self.step, self._position(), deadline_s=FINAL_SAVE_DEADLINE_S
+        ):
+            raise CheckpointError(
+                f"the last save, of step {self.step}, did not commit; see save_failed in "
+                f"`{self._env.attempt_layout.events}`"
+            )
+        digest = parameter_digest(parallel.unwrap(self._model))
+        checkpointer.close(timeout_s=LAST_BARRIER_S)
+        self._settle(
+            Outcome(
+                result=FINISHED,
+                step=self.step,
+                committed_step=checkpointer.committed_step,
+                written_at=time.time(),
+            )
+        )
+        if self.rank == 0:
+            write_done(
+                self._env.layout,
+                attempt=self._env.attempt,
+                step=self.step,
+                loss=self._loss,
+                parameter_digest=digest,
+            )
+        self._leave()
+
+    def _word(self) -> Word:
+        interval_s = self.spec.checkpoint.interval_s
+        overdue = interval_s > 0 and self._clock() - self._saved_at >= interval_s
+        return Word(self._flag.signal_number, save_due=self.rank == 0 and overdue)
+
+    def _stop(self, agreed: Word, *, asked_at: float) -> None:
+        """Save inside what is left of the deadline, settle the outcome, leave."""
+        checkpointer = self._require_checkpointer()
+        self._agreement.drain()
+        self._enter("saving")
+        self._event("signal", signal=agreed.stop_signal_name, step=self.step)
+        self.log.warning("stopping at step %d on %s", self.step, agreed.stop_signal_name)
+        deadline_s = max(1.0, self._record.emergency_deadline_s - (self._clock() - asked_at))
+        saved = checkpointer.emergency_save(self.step, self._position(), deadline_s=deadline_s)
+        reason = (
+            "" if saved else f"the save of step {self.step} did not commit in {deadline_s:.0f} s"
+        )
+        self._settle(
+            Outcome(
+                result=STOPPED,
+                step=self.step,
+                committed_step=checkpointer.committed_step,
+                signal=agreed.stop_signal_name,
+                reason=reason,
+                written_at=time.time(),
+            )
+        )
+        self.is_save_abandoned = not saved
+        if saved:
+            checkpointer.close(timeout_s=RETENTION_IN_GRACE_S)
+        self._leave()
+        raise SystemExit(RANK_STOPPED)
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Rank 0 writes how the attempt ended, after all that it says is durable."""
+        self.has_ended = True
+        if self._recorder is None:
+            return
+        self._recorder.close()
+        write_outcome(self._env.attempt_layout, outcome)
+        self._enter(outcome.result, step=outcome.step, committed_step=outcome.committed_step)
+
+    def _leave(self) -> None:
+        """End the loader's workers, then wait for all ranks, within limits."""
+        if self._batches is not None:
+            self._batches.close()
+        leave_together(self._groups.control)
+
+    def _open_checkpointer(self, state: TrainState) -> Checkpointer:
+        record = self._record
+        facts = SaveFacts(
+            run_id=record.run_id,
+            world_size=self.world_size,
+            parallelism={"dp": self.world_size, "tp": 1, "pp": 1, "cp": 1, "ep": 1},
+            global_batch_size=self.spec.optim.global_batch_size,
+            seed=self.spec.seed,
+            framework_version=torch.__version__,
+            code_commit=record.code_commit,
+            config_digest=record.config_digest,
+            image_digest=record.image_digest,
+            dataset_snapshot=record.dataset_snapshot,
+            tokenizer_digest=record.tokenizer_digest,
+        )
+        return Checkpointer(
+            layout=self._env.layout,
+            spec=self.spec.checkpoint,
+            facts=facts,
+            groups=self._groups,
+            state=state,
+            attempt=self._env.attempt,
+            on_event=lambda kind, event: self._event(kind, **event),
+        )
+
+    def _require_checkpointer(self) -> Checkpointer:
+        if self._checkpointer is None:
+            raise UsageError(
+                f"`{self.spec.entry}` did not call session.restore; call it after "
+                "session.register and before the first step"
+            )
+        return self._checkpointer
+
+    def _position(self) -> dict[str, int]:
+        if self._cursor is not None:
+            return {**self._cursor.position(), "tokens": self._tokens}
+        samples = self.step * self.spec.optim.global_batch_size
+        return {"epoch": 0, "samples": samples, "tokens": self._tokens}
+
+    def _enter(self, phase: str, **changes: object) -> None:
+        if self._recorder is not None:
+            self._recorder.enter(phase, **changes)
+
+    def _event(self, kind: str, **facts: Any) -> None:
+        """May be called from the checkpointer's thread: the record is appended in one write."""
+        if self.rank == 0:
+            append_event(self._env.attempt_layout, kind, **facts)
+            level = logging.WARNING if "fail" in kind or kind == "rejected" else logging.INFO
+            self.log.log(level, "%s %s", kind, facts)

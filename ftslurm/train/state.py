@@ -1,0 +1,274 @@
+"""The whole state of a training process, as leaves and JSON, and back in place.
+
+`capture` reads and changes nothing. `prepare` checks a checkpoint against the live program (names,
+dtypes, shapes, ties; nothing is cast) and names the memory its bytes belong in: that of the live
+parameters and buffers, which are never replaced, so tied weights stay tied. `Restoration.adopt`
+applies the rest once every byte has been verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from ftslurm.train import rng
+from ftslurm.train.leaves import (
+    Leaf,
+    StateMismatch,
+    describe,
+    dtype_of,
+    private,
+    replicated,
+)
+from ftslurm.train.optimizer_state import Catalogue, OptimizerReader, OptimizerWriter
+from ftslurm.train.tree import flatten, unflatten
+
+
+class Stateful(Protocol):
+    """What a scheduler, a scaler and a user's own object have in common."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state at one step boundary; leaves alias live memory until they are staged."""
+
+    leaves: list[Leaf]
+    shared: dict[str, Any]
+    """JSON that is equal on all ranks."""
+    private: dict[str, Any]
+    """JSON of this rank alone."""
+    aliases: dict[str, str]
+    """Second name of a tied tensor -> the name it is stored under."""
+
+
+@dataclass
+class Restoration:
+    """Memory to fill, and what is left to do after every rank has verified all it read."""
+
+    leaves: list[Leaf] = field(default_factory=list)
+    actions: list[Callable[[], Any]] = field(default_factory=list)
+    generators_continue: bool = False
+    """False: the random generators start a fresh documented stream."""
+
+    def adopt(self) -> None:
+        for action in self.actions:
+            action()
+
+
+class TrainState:
+    """Model, optimizer and what else has to continue.
+
+    `extra` objects are equal on all ranks; the mapping is kept and may still grow.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Stateful | None = None,
+        scaler: Stateful | None = None,
+        extra: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.optimizer = optimizer
+        self._scheduler = scheduler
+        self._scaler = scaler
+        self._extra = {} if extra is None else extra
+
+    def capture(self, *, rank: int, world_size: int, device: torch.device) -> Snapshot:
+        """Read everything; never steps the optimizer, never creates state."""
+        tensors, aliases = self._model_tensors()
+        where = {"rank": rank, "world_size": world_size}
+        leaves = [describe(f"model/{name}", tensor, **where) for name, tensor in tensors.items()]
+        reader = OptimizerReader(self.optimizer, self._names(tensors), **where)
+        optimizer_leaves, optimizer_json = reader.read()
+        leaves += optimizer_leaves
+        shared: dict[str, Any] = {"optimizer": optimizer_json}
+
+        def take(key: str, tensor: torch.Tensor) -> dict[str, Any]:
+            leaves.append(replicated(key, tensor, **where))
+            return {"key": key}
+
+        for name, value in self._objects.items():
+            shared[name] = flatten(value.state_dict(), name, take)
+        for name, module in _modules_with_extra_state(self.model):
+            key = f"module/{name}"
+            shared[key] = flatten(module.get_extra_state(), key, take)
+        shared["tensors"] = catalogue_json(leaves)
+        own_leaves, own = _capture_generators(rank, device)
+        return Snapshot(leaves + own_leaves, shared, own, aliases)
+
+    def prepare(
+        self,
+        shared: Mapping[str, Any],
+        own: Mapping[str, Any] | None,
+        aliases: Mapping[str, str],
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        fresh_seed: Callable[[], None],
+    ) -> Restoration:
+        """Check the saved state against the live one. `own` is None when the world size changed."""
+        restoration = Restoration()
+        catalogue = read_catalogue(shared["tensors"])
+        tensors, live_aliases = self._model_tensors()
+        _check_aliases(live_aliases, aliases)
+        where = {"rank": rank, "world_size": world_size}
+        live = [describe(f"model/{name}", tensor, **where) for name, tensor in tensors.items()]
+        check_leaves(live, {k: v for k, v in catalogue.items() if k.startswith("model/")})
+        writer = OptimizerWriter(
+            self.optimizer, self._names(tensors), shared["optimizer"], catalogue, **where
+        )
+        restoration.leaves = live + writer.leaves
+        self._prepare_objects(shared, catalogue, restoration, where)
+        # After the scheduler, whose load_state_dict may touch the learning rate.
+        restoration.actions.append(writer.adopt)
+        _prepare_generators(own, restoration, device, fresh_seed)
+        return restoration
+
+    def _prepare_objects(
+        self,
+        shared: Mapping[str, Any],
+        catalogue: Catalogue,
+        restoration: Restoration,
+        where: dict[str, int],
+    ) -> None:
+        modules = {f"module/{name}": m for name, m in _modules_with_extra_state(self.model)}
+        live: dict[str, Any] = {**self._objects, **modules}
+        saved = {name for name in shared if name not in ("optimizer", "tensors")}
+        _check_names("objects with state", saved, set(live))
+
+        def give(entry: dict[str, Any]) -> torch.Tensor:
+            dtype, shape = catalogue[entry["key"]]
+            tensor = torch.empty(shape, dtype=dtype_of(dtype))
+            restoration.leaves.append(replicated(entry["key"], tensor, **where))
+            return tensor
+
+        for name, value in live.items():
+            state = unflatten(shared[name], give)
+            load = value.set_extra_state if name in modules else value.load_state_dict
+            restoration.actions.append(partial(load, state))
+
+    @property
+    def _objects(self) -> dict[str, Stateful]:
+        objects = {"scheduler": self._scheduler, "scaler": self._scaler}
+        objects.update({f"extra/{name}": value for name, value in self._extra.items()})
+        return {name: value for name, value in objects.items() if value is not None}
+
+    def _model_tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Parameters and all buffers by name, each once, and the other names of tied ones."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                # A forward without backward leaves the root's parameters gathered.
+                module.reshard()
+        named: dict[str, torch.Tensor] = {}
+        named.update(self.model.named_parameters(remove_duplicate=False))
+        named.update(self.model.named_buffers(remove_duplicate=False))
+        tensors: dict[str, torch.Tensor] = {}
+        aliases: dict[str, str] = {}
+        first: dict[int, str] = {}
+        for name in sorted(named):
+            tensor = named[name]
+            if id(tensor) in first:
+                aliases[f"model/{name}"] = f"model/{first[id(tensor)]}"
+            else:
+                first[id(tensor)] = name
+                tensors[name] = tensor
+        return tensors, aliases
+
+    @staticmethod
+    def _names(tensors: Mapping[str, torch.Tensor]) -> dict[int, str]:
+        return {id(tensor): name for name, tensor in tensors.items()}
+
+
+def catalogue_json(leaves: Iterable[Leaf]) -> dict[str, Any]:
+    return {leaf.key: [leaf.dtype, list(leaf.global_shape)] for leaf in leaves}
+
+
+def read_catalogue(record: Mapping[str, Any]) -> Catalogue:
+    return {key: (dtype, tuple(shape)) for key, (dtype, shape) in record.items()}
+
+
+def check_leaves(leaves: Iterable[Leaf], catalogue: Catalogue) -> None:
+    """Names, dtypes and global shapes have to be equal; the first difference is named."""
+    live = {leaf.key: leaf for leaf in leaves}
+    _check_names("tensors", set(catalogue), set(live))
+    for key, (dtype, shape) in catalogue.items():
+        leaf = live[key]
+        if (leaf.dtype, leaf.global_shape) != (dtype, shape):
+            raise StateMismatch(
+                f"`{key}`: expected {dtype} of shape {shape} as in the checkpoint, found "
+                f"{leaf.dtype} of shape {leaf.global_shape}"
+            )
+
+
+def _check_names(what: str, saved: set[str], live: set[str]) -> None:
+    if saved != live:
+        raise StateMismatch(
+            f"{what} differ: only in the checkpoint {sorted(saved - live)[:3]}, only in the "
+            f"program {sorted(live - saved)[:3]}; restore into the model that was saved"
+        )
+
+
+def _check_aliases(live: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    for name in sorted({*live, *saved}):
+        if live.get(name) != saved.get(name):
+            raise StateMismatch(
+                f"`{name}`: expected to be tied to {saved.get(name) or 'nothing'} as in the "
+                f"checkpoint, found it tied to {live.get(name) or 'nothing'}"
+            )
+
+
+def _modules_with_extra_state(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    plain = torch.nn.Module.get_extra_state
+    return [(name, m) for name, m in model.named_modules() if type(m).get_extra_state is not plain]
+
+
+def _capture_generators(rank: int, device: torch.device) -> tuple[list[Leaf], dict[str, Any]]:
+    leaves: list[Leaf] = []
+
+    def take(key: str, tensor: torch.Tensor) -> dict[str, Any]:
+        leaves.append(private(key, tensor))
+        return {"key": key}
+
+    tree = flatten(rng.read_generators(device), f"rank-{rank:05d}/rng", take)
+    return leaves, {"rng": tree, "tensors": catalogue_json(leaves)}
+
+
+def _prepare_generators(
+    own: Mapping[str, Any] | None,
+    restoration: Restoration,
+    device: torch.device,
+    fresh_seed: Callable[[], None],
+) -> None:
+    if own is None:
+        restoration.actions.append(fresh_seed)
+        return
+    catalogue = read_catalogue(own["tensors"])
+    leaves: list[Leaf] = []
+
+    def give(entry: dict[str, Any]) -> torch.Tensor:
+        dtype, shape = catalogue[entry["key"]]
+        tensor = torch.empty(shape, dtype=dtype_of(dtype))
+        leaves.append(private(entry["key"], tensor))
+        return tensor
+
+    state = unflatten(own["rng"], give)
+    if not rng.can_continue(state, device):
+        restoration.actions.append(fresh_seed)
+        return
+    restoration.leaves += leaves
+    restoration.generators_continue = True
+    restoration.actions.append(lambda: rng.write_generators(state, device))

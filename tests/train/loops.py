@@ -1,0 +1,100 @@
+"""Loops for `spec.entry`: the reference one, disturbed as `spec.user` says. Run by ranks."""
+
+import atexit
+import math
+import os
+import signal
+from typing import Any
+
+import example_loop
+import torch.distributed as dist
+
+from ftslurm.replay.determinism import parameter_digest
+from ftslurm.train import reference
+from ftslurm.train.parallel import unwrap
+from ftslurm.train.session import Session
+
+
+def signalled(session: Session) -> None:
+    """user.signal: {attempt, rank, step, number}: that rank gets it while that step is trained."""
+    disturb(session)
+    reference.train(session)
+
+
+def disturb(session: Session) -> None:
+    order = session.spec.user["signal"]
+    here = order["rank"] == session.rank and order["attempt"] == int(os.environ["FTSLURM_ATTEMPT"])
+    end_step = session.end_step
+
+    def end_step_after_signal(**facts: Any) -> None:
+        if here and session.step + 1 == order["step"]:
+            os.kill(os.getpid(), order["number"])
+        end_step(**facts)
+
+    session.end_step = end_step_after_signal  # type: ignore[method-assign]
+
+
+def overflowing(session: Session) -> None:
+    """user.overflow: {rank, step}: there one gradient of that rank alone is infinite."""
+    disturb(session)
+    order = session.spec.user["overflow"]
+    parts = reference.assemble(session)
+    unscale = parts.scaler.unscale_
+
+    def unscale_after_overflow(optimizer: Any) -> None:
+        if order == {"rank": session.rank, "step": session.step + 1}:
+            gradient = next(parts.model.parameters()).grad
+            assert gradient is not None
+            local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            local.view(-1)[0] = math.inf
+        unscale(optimizer)
+
+    parts.scaler.unscale_ = unscale_after_overflow  # type: ignore[method-assign]
+    session.restore(warm_up=lambda: reference._warm_up(session, parts))
+    for _ in session.steps():
+        update = reference.apply_update(session, parts, next(parts.batches))
+        scale = parts.scaler.get_scale()
+        session.end_step(loss=update.loss, tokens=update.tokens, values={"loss_scale": scale})
+    check_ranks_agree(session, parts)
+
+
+def check_ranks_agree(session: Session, parts: reference.Parts) -> None:
+    digests: list[Any] = [None] * session.world_size
+    dist.all_gather_object(digests, parameter_digest(unwrap(parts.model)))
+    assert len(set(digests)) == 1, digests
+
+
+def broken(session: Session) -> None:
+    """Rank 1 has a bug; the others are in a collective by then."""
+    if session.rank == 1:
+        raise ValueError("a bug of this rank alone")
+    session.sum(1.0)
+
+
+def stopped_at_3(session: Session) -> None:
+    """The example loop; rank 1 is asked to stop while step 2 of attempt 1 is trained."""
+    ask_to_stop(session, step=2)
+    example_loop.train(session)
+
+
+def signalled_in_the_last(session: Session) -> None:
+    ask_to_stop(session, step=session.spec.steps)
+    example_loop.train(session)
+
+
+def stopped_at_once(session: Session) -> None:
+    """Asked before the model is built, twice, by two signals."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    example_loop.train(session)
+
+
+def own_with_exit_handler(session: Session) -> None:
+    atexit.register(print, "an exit handler ran")
+    example_loop.train(session)
+
+
+def ask_to_stop(session: Session, *, step: int) -> None:
+    order = {"attempt": 1, "rank": 1, "step": step, "number": int(signal.SIGUSR1)}
+    session.spec.user["signal"] = order
+    disturb(session)
