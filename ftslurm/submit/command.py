@@ -1,0 +1,271 @@
+"""`ftslurm submit`: compose, freeze, submit; with --wait, follow to the end.
+
+Prints the job id and the run directory. A dry run shows what would be done and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, SpecError, UsageError
+from ftslurm.files import read_json, write_json
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.spec import RunSpec, from_dict
+from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.protocol import Scheduler, Site
+from ftslurm.submit.compose import compose_run
+from ftslurm.submit.follow import Ending, Follower
+from ftslurm.submit.freeze import Plan, freeze, plan_run
+
+_EPILOG = """examples:
+  ftslurm submit experiment=main --wait           a first run, followed to its end
+  ftslurm submit experiment=gpt_fsdp cluster=slurm cluster.nodes=4 cluster.partition=gpu
+  ftslurm submit entry=mytrain:train steps=1000 user.width=64 --config-dir ~/myconf
+  ftslurm submit experiment=gpt_ddp --dry-run     script and plan; nothing is written
+  ftslurm submit --follow runs/main-20261129-150000-3f9a
+
+Keys and config groups: conf/ and ftslurm/run/spec.py. Without `cluster=...` the run goes to Slurm
+where sbatch is found, else to this machine. `entry=rank:module:function` runs a function as the
+whole rank, without torch (see ftslurm/submit/rank.py)."""
+
+
+def main(argv: Optional[list[str]] = None) -> int:
+    options = _options(argv)
+    say = _to_stderr if options.json else _to_stdout
+    if options.follow is not None:
+        if options.overrides or options.dry_run:
+            raise UsageError("--follow takes a run directory only; overrides are for a new run")
+        return _follow(RunLayout(options.follow.absolute()), options, say)
+    plan, scheduler = _plan(options, say)
+    if options.dry_run:
+        _show_plan(plan, say, as_json=options.json)
+        return EXIT_OK
+    job_id = _submit(plan, scheduler, say)
+    if options.wait:
+        return _follow(plan.layout, options, say)
+    say(f"follow it:     ftslurm submit --follow {shlex.quote(str(plan.layout.root))}")
+    if options.json:
+        _print_json(_identity(plan.layout, job_id))
+    return EXIT_OK
+
+
+def _options(argv: Optional[list[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ftslurm submit",
+        description="Compose a run from conf/ and overrides, freeze it and submit it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE, GROUP=OPTION")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options beside conf/'s")
+    parser.add_argument("--dry-run", action="store_true", help="show script and plan, do nothing")
+    parser.add_argument("--wait", action="store_true", help="follow the run to its end")
+    parser.add_argument(
+        "--drill",
+        action="store_true",
+        help="with --wait: preempt the run once on purpose, when a step is committed "
+        "(also as the override drill=true)",
+    )
+    parser.add_argument("--follow", type=Path, metavar="RUN", help="follow a run submitted before")
+    parser.add_argument("--json", action="store_true", help="result as JSON, talk to stderr")
+    options = parser.parse_intermixed_args(argv)
+    for word in [word for word in options.overrides if word.startswith("drill=")]:
+        options.overrides.remove(word)
+        if word not in ("drill=true", "drill=false"):
+            raise UsageError(f"`{word}` is no choice; write drill=true or drill=false")
+        options.drill = word == "drill=true"
+    waits = options.wait or options.follow is not None
+    if options.drill and not waits and not options.dry_run:
+        raise UsageError("a drill needs --wait: it is the follower that sends the signal")
+    return options
+
+
+def _plan(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[Plan, Scheduler]:
+    found = shutil.which("sbatch") is not None
+    composed = compose_run(
+        options.overrides,
+        options.config_dir,
+        open_choices={"cluster": "slurm" if found else "local"},
+    )
+    if "cluster" in composed.opened:
+        why = "sbatch is on PATH" if found else "there is no sbatch on PATH"
+        say(f"cluster={composed.opened['cluster']}, because {why}")
+    spec = composed.spec
+    _check_environment(spec, os.environ)
+    if "SLURM_JOB_ID" in os.environ:
+        _to_stderr("ftslurm: warning: submitting from inside a job; its SLURM_* are not passed on")
+    scheduler = open_scheduler(spec.cluster.scheduler)
+    try:
+        site = _site(spec, scheduler, sbatch_found=found)
+    except SchedulerError as error:
+        if not options.dry_run:
+            raise
+        _to_stderr(f"ftslurm: warning: {error}; what depends on the site is left open")
+        site = None
+    return plan_run(spec, composed.text, scheduler, site, folder=Path.cwd()), scheduler
+
+
+def _site(spec: RunSpec, scheduler: Scheduler, *, sbatch_found: bool) -> Site:
+    if spec.cluster.scheduler == "slurm":
+        if not sbatch_found:
+            raise SchedulerError(
+                "the run is for Slurm, but sbatch is not on PATH; submit where Slurm is, or choose "
+                "cluster=local"
+            )
+        if not scheduler.controller_alive():
+            raise SchedulerError(
+                "sbatch is here, but slurmctld does not answer (see `scontrol ping`); submit when "
+                "it is back, or run on this machine with cluster=local"
+            )
+    site = scheduler.site()
+    for finding in site.findings:
+        _to_stderr(f"ftslurm: warning: {finding}")
+    return site
+
+
+def _check_environment(spec: RunSpec, environ: Mapping[str, str]) -> None:
+    # NCCL installs a handler of its own for it, and the ranks would never see the warning.
+    taken = environ.get("NCCL_PROXY_DUMP_SIGNAL")
+    number = signal.Signals[f"SIG{spec.cluster.signal}"].value
+    if taken == str(number):
+        raise SpecError(
+            f"NCCL_PROXY_DUMP_SIGNAL={taken} takes {spec.cluster.signal}, the warn signal; unset "
+            "it, or choose the other cluster.signal"
+        )
+
+
+def _show_plan(plan: Plan, say: Callable[[str], None], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(
+            {
+                **_identity(plan.layout, None),
+                "command": plan.command,
+                "script": plan.script,
+                "emergency_deadline_s": plan.emergency_deadline_s,
+            }
+        )
+        return
+    deadline_s = plan.emergency_deadline_s
+    code = plan.snapshot
+    rows = {
+        "run directory": plan.layout.root,
+        "ranks": f"{plan.spec.cluster.nodes} x {plan.spec.cluster.tasks_per_node}",
+        "code": f"{len(code.sources)} files, {code.size_bytes / (1 << 20):.1f} MiB, "
+        f"commit {code.commit or 'none'}{' and changes' if code.dirty else ''}",
+        "left out": ", ".join(code.left_out) or "nothing",
+        "data": _data_words(plan),
+        "emergency save": "unknown" if deadline_s is None else f"{deadline_s:g} s at most",
+        "command": plan.command or "none: the script runs here, under submitit's local executor",
+    }
+    for name, text in rows.items():
+        say(f"{name + ':':16}{text}")
+    say("")
+    say(plan.script.rstrip("\n"))
+    say("")
+    say("dry run: nothing was written, nothing was submitted")
+
+
+def _data_words(plan: Plan) -> str:
+    if plan.data is None:
+        return "the loop's own"
+    return f"{plan.data.path}{'' if plan.data.path.exists() else ' (to be built)'}"
+
+
+def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str:
+    """Freeze and hand over; the job id. No run directory stays when there is certainly no job."""
+    from ftslurm.submit.executor import RefusedError, submit_run
+
+    if plan.data is not None and plan.data.may_build and not plan.data.path.exists():
+        say(f"building `{plan.data.path}` from the text of Python's own library, once")
+    freeze(plan)
+    try:
+        job_id = submit_run(plan.layout, scheduler.name)
+    except RefusedError:
+        shutil.rmtree(plan.layout.root)
+        raise
+    write_json(
+        _job_json(plan.layout),
+        {
+            "schema_version": 1,
+            "job_id": job_id,
+            "scheduler": scheduler.name,
+            "submitted_at": time.time(),
+        },
+    )
+    say(f"job id:        {job_id}")
+    say(f"run directory: {plan.layout.root}")
+    return job_id
+
+
+def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    try:
+        job = read_json(_job_json(layout))
+    except FileNotFoundError:
+        raise RunError(
+            f"`{layout.root}` is no run that was submitted; it has no job.json"
+        ) from None
+    job_id, name = str(job["job_id"]), str(job["scheduler"])
+    spec = from_dict(read_json(layout.run_json)["spec"])
+    follower = Follower(
+        layout,
+        open_scheduler(name, run_dir=layout.root),
+        job_id,
+        lambda text: say(f"{time.strftime('%H:%M:%S')}  {text}"),
+        drill_signal=spec.cluster.signal if options.drill else None,
+    )
+    try:
+        ending = follower.follow()
+    except KeyboardInterrupt:
+        again = f"ftslurm submit --follow {shlex.quote(str(layout.root))}"
+        say(f"\ndetached, the run goes on; follow it again: {again}")
+        return EXIT_FAILED
+    say(f"run {layout.root.name} {ending.text}")
+    say(f"run directory: {layout.root}")
+    if options.json:
+        _print_json(_result(layout, job_id, ending))
+    return EXIT_OK if ending.finished else EXIT_FAILED
+
+
+def _job_json(layout: RunLayout) -> Path:
+    """Which job the run was submitted as; written when the scheduler has taken it."""
+    return layout.submit / "job.json"
+
+
+def _identity(layout: RunLayout, job_id: Optional[str]) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "run_id": layout.root.name,
+        "run_dir": str(layout.root),
+        "job_id": job_id,
+    }
+
+
+def _result(layout: RunLayout, job_id: str, ending: Ending) -> dict[str, Any]:
+    return {
+        **_identity(layout, job_id),
+        "finished": ending.finished,
+        "attempts": ending.attempts,
+        "text": ending.text,
+    }
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    print(json.dumps(record, indent=1, sort_keys=True))  # noqa: T201
+
+
+def _to_stdout(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,283 @@
+"""conf/ and the command line's overrides become one RunSpec. The only module that imports Hydra.
+
+Composing reads configs and nothing else; it writes no file and leaves Hydra's state as it was. What
+is misspelt is one sentence with the names that would be right, never a traceback of Hydra's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import re
+import shlex
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from ftslurm.errors import SpecError
+from ftslurm.run.spec import RunSpec, check, from_dict, to_dict
+
+SCHEMA_NAME = "run_spec"
+"""Name under which conf/config.yaml takes in the dataclasses."""
+
+_INTERNALS = ("full_key", "object_type", "reference_type")
+_NOT_IN = re.compile(r"Key '(.+?)' (?:is )?not in '(\w+)'")
+
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+"""Names of environment variables whose values never reach a file of ours."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What was asked for, and the same as text for the run directory."""
+
+    spec: RunSpec
+    text: str
+    opened: dict[str, str]
+    """Groups that nobody chose, with the option they were given."""
+
+
+def compose(overrides: Sequence[str], config_dir: Optional[Path] = None) -> tuple[RunSpec, str]:
+    """(checked spec, text of config.yaml). `config_dir` adds options to those of conf/."""
+    composed = compose_run(overrides, config_dir)
+    return composed.spec, composed.text
+
+
+def compose_run(
+    overrides: Sequence[str],
+    config_dir: Optional[Path] = None,
+    *,
+    open_choices: Optional[dict[str, str]] = None,
+) -> Composed:
+    """As `compose`; groups that nobody chose (not even an experiment) take `open_choices`."""
+    folders = [_conf(), *_own_folder(config_dir)]
+    accepted = [_checked_override(text, folders) for text in overrides]
+    config = _run_hydra(accepted, folders)
+    left_open = {
+        group: option
+        for group, option in (open_choices or {}).items()
+        if config.hydra.runtime.choices.get(group) is None
+    }
+    if left_open:
+        accepted = [*(f"{group}={option}" for group, option in left_open.items()), *accepted]
+        config = _run_hydra(accepted, folders)
+    values, text = _resolved(config)
+    spec = from_dict(values)
+    _check_storable(spec)
+    check(spec)
+    return Composed(spec, text, left_open)
+
+
+def _conf() -> Path:
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    if not (conf / "config.yaml").is_file():
+        raise SpecError(
+            f"`{conf}` has no config.yaml; install ftslurm from its checkout (pip install -e .)"
+        )
+    return conf
+
+
+def _own_folder(config_dir: Optional[Path]) -> list[Path]:
+    if config_dir is None:
+        return []
+    folder = config_dir.expanduser().resolve()
+    if not folder.is_dir():
+        raise SpecError(
+            f"--config-dir `{config_dir}` is no folder; name one with e.g. cluster/*.yaml"
+        )
+    if "'" in str(folder):
+        raise SpecError(f"--config-dir `{folder}` has a quote in its name, which Hydra cannot take")
+    for path in sorted(folder.rglob("*.yaml")):
+        relative = path.relative_to(folder)
+        # Hydra would take conf/'s file and leave this one unread.
+        if (_conf() / relative).exists():
+            raise SpecError(
+                f"`{path}` would be hidden by ftslurm's own `conf/{relative}`; rename it"
+            )
+    return [folder]
+
+
+def _run_hydra(overrides: list[str], folders: list[Path]) -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
+
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=RunSpec, provider="ftslurm")
+    primary, *others = folders
+    paths = ",".join(f"'file://{folder}'" for folder in others)
+    search = [f"hydra.searchpath=[{paths}]"] if others else []
+    try:
+        with initialize_config_dir(str(primary), version_base="1.3"):
+            return hydra_compose("config", [*search, *overrides], return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+        raise SpecError(_sentence(error)) from None
+
+
+def _sentence(error: BaseException) -> str:
+    """Hydra's message in one line; for an unknown key in a YAML file with the keys near it."""
+    cause = error.__cause__ if error.__cause__ is not None else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    body = " ".join(line for line in lines if not line.startswith(_INTERNALS))
+    body = body.partition("Config search path")[0].strip().rstrip(".;")
+    match = _NOT_IN.search(body)
+    if match is not None:
+        where = re.match(r"In '(.*?)'", body)
+        prefix = next(name for name, kind in _nodes(RunSpec) if kind.__name__ == match[2])
+        return _unknown_key(prefix + match[1], f"in `{where[1]}.yaml`" if where else "")
+    key = getattr(cause, "full_key", None)
+    first = str(error).splitlines()[0] if cause is not error else ""
+    return (f"`{key}`: " if key else "") + body + (f" ({first})" if first else "")
+
+
+def _checked_override(text: str, folders: list[Path]) -> str:
+    """`text` as Hydra is given it; SpecError when its key or option does not exist."""
+    if text.startswith("~"):
+        raise SpecError(f"`{text}` takes a key away; every key has a value, set the one you want")
+    override = _parsed(text)
+    key = override.key_or_group
+    if override.is_sweep_override():
+        raise SpecError(
+            f"`{text}` names several values, which needs several runs; submit them one by one"
+        )
+    if re.split(r"[./]", key)[0] == "hydra":
+        raise SpecError(
+            f"`{text}` would have no effect; ftslurm uses Hydra to compose, nothing else"
+        )
+    options = _options(key, folders)
+    if options:
+        _check_option(key, override.value(), options)
+        return text
+    if key == "user" or key.startswith("user."):
+        # Free values: `user.x=1` without the `+` that Hydra asks for where no x exists yet.
+        return "++" + text.lstrip("+")
+    _check_key(key, folders)
+    return text
+
+
+def _parsed(text: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SpecError(f"`{text}` is no override; write KEY=VALUE or GROUP=OPTION")
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        quoted = value.replace('"', '\\"')
+        raise SpecError(
+            f"`{text}` is not in Hydra's grammar; put the value in quotes of its own: "
+            + shlex.quote(f'{key}="{quoted}"')
+        ) from None
+
+
+def _options(group: str, folders: list[Path]) -> list[str]:
+    """Options of a config group, none when there is no such group."""
+    if not re.fullmatch(r"\w+(/\w+)*", group):
+        return []
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+
+def _check_option(group: str, value: Any, options: list[str]) -> None:
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if name not in options:
+            raise SpecError(
+                f"{group} has no option `{name}`{_near(str(name), options)}; "
+                f"choose {', '.join(options)}"
+            )
+
+
+def _check_key(key: str, folders: list[Path]) -> None:
+    node: Any = RunSpec
+    for part in key.split("."):
+        fields = _fields(node)
+        if part not in fields:
+            groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
+            raise SpecError(_unknown_key(key, "", groups))
+        node = fields[part]
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    """Name -> type of the fields of a dataclass, none for any other type."""
+    return typing.get_type_hints(node) if dataclasses.is_dataclass(node) else {}
+
+
+def _unknown_key(key: str, where: str, groups: Iterable[str] = ()) -> str:
+    every = [prefix + name for prefix, kind in _nodes(RunSpec) for name in _fields(kind)]
+    node: Any = RunSpec
+    parent: list[str] = []
+    for part in key.split("."):
+        if not _fields(_fields(node).get(part)):
+            break
+        node = _fields(node)[part]
+        parent.append(part)
+    names = sorted({*_fields(node), *(groups if not parent else ())})
+    of = f" of {'.'.join(parent)}" if parent else ""
+    note = f" ({where})" if where else ""
+    return f"no key `{key}`{note}{_near(key, [*every, *groups])}; keys{of} are {', '.join(names)}"
+
+
+def _nodes(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted prefix, dataclass) of `node` and all dataclasses below it."""
+    yield prefix, node
+    for name, kind in _fields(node).items():
+        if dataclasses.is_dataclass(kind):
+            yield from _nodes(kind, f"{prefix}{name}.")
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f", did you mean `{close[0]}`" if close else ""
+
+
+def _resolved(config: Any) -> tuple[dict[str, Any], str]:
+    """Plain values and their YAML; secret-looking environment variables stay references."""
+    from omegaconf import OmegaConf
+    from omegaconf.base import SCMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    try:
+        with _secrets_unresolved():
+            values = OmegaConf.to_container(
+                own, resolve=True, structured_config_mode=SCMode.DICT, throw_on_missing=True
+            )
+    except OmegaConfBaseException as error:
+        raise SpecError(_sentence(error)) from None
+    return typing.cast("dict[str, Any]", values), OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+@contextlib.contextmanager
+def _secrets_unresolved() -> Iterator[None]:
+    """`oc.env` gives back its own text for a secret-looking name, also through other references."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def environment(name: str, *default: Optional[str]) -> Optional[str]:
+        if SECRET.search(name):
+            return "${oc.env:" + ",".join([name, *map(str, default)]) + "}"
+        return oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", environment, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _check_storable(spec: RunSpec) -> None:
+    try:
+        json.dumps(to_dict(spec), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"a value cannot be kept in run.json ({error}); use null, true, false, finite numbers, "
+            "text, lists and maps"
+        ) from None

@@ -1,0 +1,187 @@
+"""conf/ and overrides become one spec, and what is misspelt becomes one helpful sentence."""
+
+import dataclasses
+
+import pytest
+
+from ftslurm.errors import SpecError
+from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.submit.compose import compose, compose_run
+
+
+def refused(*overrides, config_dir=None):
+    with pytest.raises(SpecError) as caught:
+        compose(list(overrides), config_dir)
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A user's config folder; returns a writer of options."""
+
+    def write(name, text):
+        path = tmp_path / "own conf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return tmp_path / "own conf"
+
+    return write
+
+
+def test_nothing_asked_for_gives_the_dataclasses_own_defaults_but_for_the_model_groups():
+    spec, _ = compose([])
+    assert spec == RunSpec()
+
+
+@pytest.mark.parametrize("name", ["main", "gpt_ddp", "gpt_fsdp"])
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+def test_every_experiment_composes_on_every_cluster(name, cluster):
+    spec, text = compose([f"experiment={name}", f"cluster={cluster}"])
+    assert spec.cluster.scheduler == cluster
+    assert spec.parallel.strategy == ("fsdp" if name == "gpt_fsdp" else "ddp")
+    assert f"steps: {spec.steps}" in text
+
+
+def test_overrides_win_over_an_experiment_and_reach_every_level():
+    spec, _ = compose(["experiment=main", "steps=7", "cluster.nodes=3", "optim.lr=2e-4"])
+    assert (spec.steps, spec.cluster.nodes, spec.optim.lr) == (7, 3, 2e-4)
+
+
+def test_values_of_ones_own_need_no_plus():
+    spec, _ = compose(["user.width=64", "user.names=[a,b]", "+user.deep.er=true"])
+    assert spec.user == {"width": 64, "names": ["a", "b"], "deep": {"er": True}}
+
+
+@pytest.mark.parametrize(
+    "override, near, listed",
+    [
+        ("cluster.node=2", "`cluster.nodes`", "tasks_per_node"),
+        ("+cluster.node=2", "`cluster.nodes`", "tasks_per_node"),
+        ("++optim.learning_rate=1", "", "lr"),
+        ("clutser=local", "`cluster`", "experiment"),
+        ("stesp=3", "`steps`", "steps"),
+        ("checkpoint.interval_step=3", "`checkpoint.interval_steps`", "keep_last"),
+        ("cluster.nodes.x=3", "`cluster.nodes`", "tasks_per_node"),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest_and_lists_the_valid(override, near, listed):
+    text = refused(override)
+    assert text.startswith("no key `")
+    assert near in text and listed in text.partition("keys")[2]
+
+
+@pytest.mark.parametrize("override", ["experiment=mian", "parallel=dpp", "cluster=solar"])
+def test_a_misspelt_option_lists_the_valid(override):
+    group, _, option = override.partition("=")
+    text = refused(override)
+    assert f"{group} has no option `{option}`" in text and "choose" in text
+
+
+@pytest.mark.parametrize(
+    "override, says",
+    [
+        ("steps=abc", "'abc'"),
+        ("cluster.nodes=1.5", "Integer"),
+        ("steps=1,2", "several values"),
+        ("~steps", "takes a key away"),
+        ("steps", "write KEY=VALUE"),
+        ("=3", "write KEY=VALUE"),
+        ("cluster.exclude=n[1-3,5]", "'cluster.exclude=\"n[1-3,5]\"'"),
+        ("hydra.verbose=true", "no effect"),
+        ("hydra/launcher=basic", "no effect"),
+        ("model=null", "choose small, tiny"),
+        ("optim.lr=nan", "run.json"),
+        ("cluster.nodes=0", "at least 1"),
+        ("user.x=${oc.env:NOT_SET_ANYWHERE}", "NOT_SET_ANYWHERE"),
+        ("user.x=${optim.nope}", "nope"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_that_says_why(override, says):
+    assert says in refused(override)
+
+
+def test_a_quoted_hostlist_is_taken_as_it_is():
+    spec, _ = compose(['cluster.exclude="n[1-3,5]"'])
+    assert spec.cluster.exclude == "n[1-3,5]"
+
+
+def test_secrets_stay_references_wherever_they_are_used(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "sk-very-secret")
+    monkeypatch.setenv("TEAM", "blue")
+    spec, text = compose(
+        [
+            "user.key=${oc.env:WANDB_API_KEY}",
+            "user.again=${user.key}",
+            "user.url=https://u:${oc.env:WANDB_API_KEY}@host",
+            "user.spare=${oc.env:HF_TOKEN,none}",
+            "user.team=${oc.env:TEAM}",
+        ]
+    )
+    assert "sk-very-secret" not in text and "sk-very-secret" not in str(to_dict(spec))
+    assert spec.user["again"] == "${oc.env:WANDB_API_KEY}"
+    assert spec.user["url"] == "https://u:${oc.env:WANDB_API_KEY}@host"
+    assert spec.user["spare"] == "${oc.env:HF_TOKEN,none}"
+    assert spec.user["team"] == "blue"
+
+
+def test_composing_leaves_the_resolver_as_it_was(monkeypatch):
+    from omegaconf import OmegaConf
+
+    monkeypatch.setenv("MY_TOKEN", "t")
+    compose(["user.a=${oc.env:MY_TOKEN}"])
+    assert OmegaConf.create({"a": "${oc.env:MY_TOKEN}"}).a == "t"
+
+
+def test_an_open_choice_is_filled_only_when_nobody_made_it(own):
+    folder = own("cluster/h100.yaml", "partition: gpu\ngpus_per_node: 8\n")
+    own("experiment/big.yaml", "# @package _global_\ndefaults:\n  - override /cluster: h100\n")
+    fill = {"cluster": "local"}
+    assert compose_run([], open_choices=fill).spec.cluster.scheduler == "local"
+    assert compose_run([], open_choices=fill).opened == fill
+    assert compose_run(["cluster=slurm"], open_choices=fill).spec.cluster.scheduler == "slurm"
+    big = compose_run(["experiment=big"], folder, open_choices=fill)
+    assert big.spec.cluster.partition == "gpu" and big.opened == {}
+
+
+def test_a_folder_of_ones_own_adds_options(own):
+    folder = own("experiment/mine.yaml", "# @package _global_\nsteps: 77\nuser: {a: 1}\n")
+    spec, _ = compose(["experiment=mine", "model=small"], folder)
+    assert (spec.steps, spec.user, spec.model.layers) == (77, {"a": 1}, 6)
+    assert "mine" in refused("experiment=main2", config_dir=folder)
+
+
+@pytest.mark.parametrize(
+    "name, text, says",
+    [
+        (
+            "cluster/h.yaml",
+            "nodez: 2\n",
+            "no key `cluster.nodez` (in `cluster/h.yaml`), did you mean",
+        ),
+        ("experiment/h.yaml", "# @package _global_\nstepz: 2\n", "did you mean `steps`"),
+        ("experiment/h.yaml", "# @package _global_\nsteps: [\n", "h.yaml"),
+        ("experiment/h.yaml", "# @package _global_\nsteps: x\n", "experiment/h"),
+    ],
+)
+def test_a_mistake_in_a_file_of_ones_own_names_the_file(own, name, text, says):
+    folder = own(name, text)
+    assert says in refused(f"{name.partition('/')[0]}=h", config_dir=folder)
+
+
+def test_a_file_that_would_stay_unread_is_refused(own):
+    folder = own("cluster/slurm.yaml", "nodes: 2\n")
+    assert "would be hidden" in refused(config_dir=folder)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    assert "is no folder" in refused(config_dir=tmp_path / "none")
+
+
+def test_conf_says_what_the_dataclasses_say_where_it_repeats_a_default():
+    spec, _ = compose(["data=python_stdlib", "optim=adamw", "checkpoint=default", "model=tiny"])
+    for name in ("data", "optim", "checkpoint", "recovery", "model", "parallel"):
+        assert dataclasses.asdict(getattr(spec, name)) == dataclasses.asdict(
+            getattr(RunSpec(), name)
+        )

@@ -1,0 +1,381 @@
+"""The submitit plugin: what it submits, what it refuses, and what a rank finds of it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import submitit
+from submitit.core.plugins import get_executors, get_job_environments
+from submitit.core.utils import DelayedSubmission
+
+from ftslurm.errors import RunError, SchedulerError, UsageError
+from ftslurm.files import read_json, write_json
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.rank import StopFlag
+from ftslurm.run.spec import ClusterSpec, RunSpec
+from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.protocol import Site
+from ftslurm.submit import executor as ours
+from ftslurm.submit.executor import (
+    FtslurmExecutor,
+    FtslurmJobEnvironment,
+    RefusedError,
+    parse_job_id,
+    scrubbed,
+    submit_run,
+)
+from ftslurm.submit.freeze import freeze, plan_run
+from ftslurm.submit.rank import TrainCall
+
+TESTS = Path(__file__).resolve().parent
+SITE = Site("slurm", "22.05.8", kill_wait_s=5, job_requeue=True, send_user_signal=True)
+
+
+def _number(path):
+    return int(path.stem.partition("-")[2])
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """fake_sbatch.py on PATH; returns a reader of its calls."""
+    folder = tmp_path / "sbatch"
+    folder.mkdir()
+    place = folder / "bin" / "sbatch"
+    place.parent.mkdir()
+    text = (TESTS / "fake_sbatch.py").read_text()
+    place.write_text(text.replace("/usr/bin/env python3", sys.executable, 1))
+    place.chmod(0o755)
+    monkeypatch.setenv("FAKE_SBATCH", str(folder))
+    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+
+    class Sbatch:
+        @property
+        def calls(self):
+            return [
+                json.loads(path.read_text())
+                for path in sorted(folder.glob("call-*.json"), key=_number)
+            ]
+
+        def answers(self, **answer):
+            (folder / "answer.json").write_text(json.dumps(answer))
+
+    return Sbatch()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Freezes a run for Slurm; returns its layout."""
+    (tmp_path / "mytrain.py").write_text("")
+
+    def make(name="run", **cluster):
+        values = {"scheduler": "slurm", "nodes": 2, "tasks_per_node": 2, **cluster}
+        spec = RunSpec(
+            name=name, entry="mytrain:train", runs_dir="runs", cluster=ClusterSpec(**values)
+        )
+        plan = plan_run(spec, "{}\n", open_scheduler("slurm"), SITE, folder=tmp_path)
+        freeze(plan)
+        return plan.layout
+
+    return make
+
+
+def test_submitit_finds_the_plugin_and_never_chooses_it_by_itself():
+    assert get_executors()["ftslurm"] is FtslurmExecutor
+    assert isinstance(get_job_environments()["ftslurm"], FtslurmJobEnvironment)
+    assert FtslurmExecutor.affinity() < 0
+    assert submitit.AutoExecutor.which() != "ftslurm"
+
+
+def test_it_is_made_as_submitit_makes_it(tmp_path):
+    auto = submitit.AutoExecutor(tmp_path / "logs", cluster="ftslurm")
+    assert auto.folder == FtslurmExecutor(tmp_path / "logs").folder
+
+
+def test_a_run_is_submitted_with_its_frozen_script_and_its_own_options(run, sbatch):
+    layout = run(job_name="a 'b' $(c)", partition="low", exclude="n[1-2]", mem="1G")
+    assert submit_run(layout, "slurm") == "4000"
+    (call,) = sbatch.calls
+    assert call["script"] == str(layout.script) and call["text"] == layout.script.read_text()
+    assert "--parsable" in call["argv"]
+    expected = {
+        "job-name": "a 'b' $(c)",
+        "partition": "low",
+        "exclude": "n[1-2]",
+        "mem": "1G",
+        "nodes": "2",
+        "ntasks-per-node": "2",
+        "time": "01:00:00",
+        "signal": "USR1@120",
+        "open-mode": "append",
+        "requeue": "",
+        "output": f"{layout.submit}/%j.out",
+    }
+    assert expected.items() <= call["options"].items()
+
+
+HOSTILE = ["a b", "$(touch x)", '"', "'", "`id`", "-x", "--wrap=id", "\\", "a;b", "naïve 名前", "#"]
+
+
+def test_sbatch_reads_a_hostile_job_name_as_it_was_written(run, sbatch):
+    layout = run()
+    record = read_json(layout.run_json)
+    for name in HOSTILE:
+        record["spec"]["cluster"]["job_name"] = name
+        write_json(layout.run_json, record)
+        submit_run(layout, "slurm")
+    assert [call["options"]["job-name"] for call in sbatch.calls] == HOSTILE
+    assert not Path("x").exists()
+
+
+def test_the_job_inherits_nothing_that_steers_sbatch_or_srun(run, sbatch, monkeypatch):
+    foreign = {
+        "SBATCH_PARTITION": "x", "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "y", "SRUN_DEBUG": "1",
+        "PMIX_RANK": "0", "SUBMITIT_EXECUTOR": "local",
+    }  # fmt: skip
+    for name, value in {**foreign, "SLURM_CONF": "/etc/s.conf", "KEPT": "k"}.items():
+        monkeypatch.setenv(name, value)
+    submit_run(run(), "slurm")
+    environ = sbatch.calls[0]["environ"]
+    assert not set(foreign) & set(environ)
+    assert (environ["SLURM_CONF"], environ["KEPT"]) == ("/etc/s.conf", "k")
+
+
+def test_scrubbing_looks_at_whole_prefixes():
+    environ = {"MY_SLURM_X": "1", "SLURMX": "1", "SLURM_CONF_SERVER": "1", "SLURM_CONF": "1"}
+    assert set(scrubbed(environ)) == {"MY_SLURM_X", "SLURMX", "SLURM_CONF"}
+
+
+@pytest.mark.parametrize(
+    "output, job_id",
+    [
+        ("77\n", "77"),
+        ("77;cluster2\n", "77"),
+        ("Welcome to job 12!\nquota: 5\n\n77;c\n\n", "77"),
+        ("motd\r\n77\r\n", "77"),
+    ],
+)
+def test_the_job_id_is_the_last_line_whatever_a_site_prints(output, job_id):
+    assert parse_job_id(output) == job_id
+    assert FtslurmExecutor._get_job_id_from_submission_command(output.encode()) == job_id
+
+
+@pytest.mark.parametrize("output", ["", "\n", "Submitted batch job 77\n", ";c\n", "77x\n"])
+def test_an_answer_without_a_job_id_says_to_look_before_submitting_again(output):
+    with pytest.raises(SchedulerError, match="before you submit again"):
+        parse_job_id(output)
+
+
+def test_a_refusal_shows_what_sbatch_said(run, sbatch):
+    sbatch.answers(rc=1, stdout="", stderr="sbatch: error: invalid partition specified: lwo\n")
+    with pytest.raises(RefusedError, match="invalid partition specified: lwo"):
+        submit_run(run(), "slurm")
+
+
+def test_a_lost_answer_is_not_taken_for_a_refusal(run, sbatch):
+    sbatch.answers(rc=1, stdout="", stderr="sbatch: error: Socket timed out on send/recv\n")
+    with pytest.raises(SchedulerError, match="look with squeue") as caught:
+        submit_run(run(), "slurm")
+    assert not isinstance(caught.value, RefusedError)
+
+
+def test_a_machine_without_sbatch_names_the_local_way(run, monkeypatch, tmp_path):
+    layout = run()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RefusedError, match="cluster=local"):
+        submit_run(layout, "slurm")
+
+
+def test_an_array_runs_each_runs_own_script(run, sbatch, tmp_path):
+    layouts = [run(f"run{index}") for index in range(3)]
+    plugin = FtslurmExecutor(tmp_path / "sweep")
+    plugin.update_parameters(array_parallelism=2)
+    jobs = plugin.map_array(TrainCall(), [str(layout.root) for layout in layouts])
+    (call,) = sbatch.calls
+    assert [job.job_id for job in jobs] == ["4000_0", "4000_1", "4000_2"]
+    assert call["options"]["array"] == "0-2%2" and call["options"]["nodes"] == "2"
+    assert call["options"]["output"] == f"{tmp_path}/sweep/%A_%a.out"
+    for index, layout in enumerate(layouts):
+        layout.script.write_text(f"echo task {index} of {layout.root.name}")
+        done = subprocess.run(
+            ["bash", call["script"]],
+            env={**os.environ, "SLURM_ARRAY_TASK_ID": str(index)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.strip() == f"task {index} of {layout.root.name}"
+    stray = subprocess.run(["bash", call["script"]], env={"PATH": "/usr/bin:/bin"})
+    assert stray.returncode == 1
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", call["script"]], check=True)
+
+
+def test_a_batch_context_is_an_array_too(run, sbatch, tmp_path):
+    plugin = submitit.AutoExecutor(tmp_path / "sweep", cluster="ftslurm")
+    with plugin.batch():
+        jobs = [plugin.submit(TrainCall(), str(run(name).root)) for name in ("a", "b")]
+    assert [job.job_id for job in jobs] == ["4000_0", "4000_1"]
+    assert "submit/train.sbatch" in sbatch.calls[0]["text"]
+
+
+def test_runs_that_ask_for_different_things_are_no_array(run, sbatch, tmp_path):
+    roots = [str(run("a").root), str(run("b", nodes=3).root)]
+    with pytest.raises(UsageError, match="ask sbatch for different things"):
+        FtslurmExecutor(tmp_path / "sweep").map_array(TrainCall(), roots)
+    assert sbatch.calls == []
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"partition": "low"},
+        {"nodes": 2},
+        {"slurm_partition": "low"},
+        {"setup": ["id"]},
+        {"tiem": 3},
+    ],
+)
+def test_a_parameter_without_effect_is_an_error_directly(tmp_path, parameters):
+    with pytest.raises(UsageError, match=next(iter(parameters))):
+        FtslurmExecutor(tmp_path).update_parameters(**parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"slurm_partition": "low"},
+        {"local_setup": ["id"]},
+        {"partition": "low"},
+        {"max_num_timeout": 3},
+        {"nodes": 2},
+        {"timeout_min": 60},
+        {"ftslurm_partition": "low"},
+        {"tiem": 3},
+    ],
+)
+def test_a_parameter_without_effect_is_an_error_through_auto_executor(tmp_path, parameters):
+    auto = submitit.AutoExecutor(tmp_path, cluster="ftslurm")
+    with pytest.raises((UsageError, NameError)):
+        auto.update_parameters(**parameters)
+    assert auto._executor.parameters == {}
+
+
+def test_a_foreign_constructor_argument_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="slurm_max_num_timeout"):
+        submitit.AutoExecutor(tmp_path, cluster="ftslurm", slurm_max_num_timeout=1)
+
+
+def test_other_executors_keep_what_auto_executor_does_for_them(tmp_path):
+    auto = submitit.AutoExecutor(tmp_path, cluster="debug")
+    auto.update_parameters(slurm_partition="low", ftslurm_array_parallelism=2, timeout_min=3)
+
+
+def test_only_frozen_runs_can_be_submitted(tmp_path, run, sbatch):
+    plugin = FtslurmExecutor(tmp_path / "sweep")
+    with pytest.raises(UsageError, match="submits runs"):
+        plugin.submit(print, "hello")
+    with pytest.raises(RunError, match="is no frozen run"):
+        plugin.submit(TrainCall(), str(tmp_path))
+    with pytest.raises(RunError, match="is no frozen run"):
+        plugin.submit(TrainCall())
+    assert sbatch.calls == []
+
+
+RANK = {
+    "SLURM_JOB_ID": "71", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+    "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "n1",
+    "FTSLURM_ATTEMPT": "1", "FTSLURM_TASKS_PER_NODE": "1", "MASTER_ADDR": "n1",
+    "MASTER_PORT": "20001",
+}  # fmt: skip
+OWN_RANK = """
+import os, signal, sys
+def main():
+    handler = signal.getsignal(signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    from ftslurm.run.rank import stop_flag
+    print("stopped by", stop_flag.signal_name, handler == stop_flag._set)
+    print("heavy", sorted({"torch", "h5py"} & set(sys.modules)))
+    return 75
+def broken():
+    raise RuntimeError("no such luck")
+"""
+
+
+def be_rank(tmp_path, entry, **environ):
+    """The rank's process on a frozen run whose entry is in mytrain.py."""
+    (tmp_path / "mytrain.py").write_text(OWN_RANK)
+    spec = RunSpec(entry=entry, runs_dir="runs", cluster=ClusterSpec(scheduler="slurm"))
+    plan = plan_run(spec, "{}\n", open_scheduler("slurm"), SITE, folder=tmp_path)
+    freeze(plan)
+    layout = plan.layout
+    layout.attempt(1).ranks.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-u", "-m", "ftslurm.submit.rank", layout.submit],
+        cwd=layout.code,
+        env={
+            **os.environ, **RANK, "FTSLURM_RUN_DIR": str(layout.root),
+            "PYTHONPATH": str(layout.code), "SUBMITIT_EXECUTOR": "ftslurm", **environ,
+        },
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return layout, done
+
+
+def test_a_rank_of_ones_own_runs_under_submitit_with_the_flag_as_its_handler(tmp_path):
+    layout, done = be_rank(tmp_path, "rank:mytrain:main")
+    assert done.returncode == 75, done.stderr
+    assert "stopped by SIGUSR1 True" in done.stdout and "heavy []" in done.stdout
+    assert "JobEnvironment(job_id=71" in done.stderr + done.stdout
+    assert not list(layout.submit.glob("*_result.pkl"))
+
+
+def test_a_rank_of_an_array_task_finds_the_runs_one_call(tmp_path):
+    array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
+    _, done = be_rank(tmp_path, "rank:mytrain:main", **array)
+    assert done.returncode == 75, done.stderr
+
+
+def test_an_error_of_a_rank_is_on_record(tmp_path):
+    layout, done = be_rank(tmp_path, "rank:mytrain:broken")
+    assert done.returncode == 1
+    record = json.loads((layout.attempt(1).ranks / "rank-00000.json").read_text())
+    assert (record["type"], record["message"]) == ("RuntimeError", "no such luck")
+
+
+def test_the_call_is_pickled_by_reference(tmp_path):
+    ours.write_call(tmp_path)
+    data = (tmp_path / ours.CALL).read_bytes()
+    assert b"ftslurm.submit.rank" in data and len(data) < 500
+    assert isinstance(DelayedSubmission.load(tmp_path / ours.CALL).function, TrainCall)
+
+
+def test_the_handlers_only_set_the_flag_and_a_leftover_result_does_not_block(tmp_path, monkeypatch):
+    flag = StopFlag()
+    monkeypatch.setattr(ours, "stop_flag", flag)
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    leftover = tmp_path / "71_0_result.pkl.save_tmp"
+    leftover.touch()
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        environment = FtslurmJobEnvironment()
+        environment._handle_signals(environment.paths, DelayedSubmission(TrainCall()))
+        assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGTERM) == flag._set
+        assert not leftover.exists()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+
+def test_a_frozen_run_is_named_by_its_submit_folder(run, sbatch):
+    layout = run()
+    job = FtslurmExecutor(layout.submit).submit(TrainCall())
+    assert job.job_id == "4000" and job.num_tasks == 4
+    assert RunLayout(layout.root).script.is_file()

@@ -1,0 +1,142 @@
+"""The batch script's loop, run by bash with an interpreter of the test's own in place of Python."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from ftslurm.run.spec import RunSpec
+from ftslurm.scheduler.protocol import LOGS
+from ftslurm.submit.render import render_script
+
+# Notes its arguments; `claim` and `recover` answer with the next line of the file of that name
+# (exit code, then what is printed), a rank runs the file `ranks`.
+INTERPRETER = """#!/bin/bash
+cd "$FTSLURM_RUN_DIR" || exit
+{ printf '%s|' "$@"; echo; } >>calls
+case $3 in
+  claim | recover)
+    [[ ! -e $3-hook ]] || . "./$3-hook"
+    read -r rc words <"$3"
+    sed -i 1d "$3"
+    echo "$words"
+    exit "$rc"
+    ;;
+esac
+. ./ranks
+"""
+
+
+@pytest.fixture
+def loop(tmp_path):
+    """The rendered loop with an interpreter of the test's own; returns a starter."""
+    run_dir = tmp_path / "it's a $(touch x) run"
+    (run_dir / "code").mkdir(parents=True)
+    fake = tmp_path / "python"
+    fake.write_text(INTERPRETER)
+    fake.chmod(0o755)
+
+    def start(*, claim=(), recover=(), ranks="exit 0"):
+        (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
+        (run_dir / "recover").write_text("".join(f"{line}\n" for line in recover))
+        (run_dir / "ranks").write_text(ranks)
+        script = run_dir / "train.sbatch"
+        script.write_text(
+            render_script(
+                RunSpec(),
+                run_id="loop",
+                run_dir=run_dir,
+                python=str(fake),
+                python_path=[run_dir / "code"],
+                launch=["env", f"SEEN_LOGS={LOGS}/rank-%t.log"],
+            )
+        )
+        process = subprocess.Popen(["bash", script], env=os.environ, start_new_session=True)
+        return process, run_dir
+
+    return start
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
+def calls(run_dir):
+    return [line.split("|")[:-1] for line in (run_dir / "calls").read_text().splitlines()]
+
+
+def test_a_finished_run_ends_the_job_at_once(loop):
+    process, run_dir = loop(claim=["0 done"])
+    assert process.wait(30) == 0
+    assert calls(run_dir) == [["-m", "ftslurm", "claim", str(run_dir)]]
+    assert not list(run_dir.rglob("x")), "the path's $(touch x) was run"
+
+
+def test_the_loop_restarts_until_recover_says_otherwise(loop):
+    process, run_dir = loop(
+        claim=["0 go 8 n1 20001", "0 go 9 n1 20002"],
+        recover=["0 restart", "0 done"],
+        ranks='echo "$MASTER_ADDR $MASTER_PORT $FTSLURM_ATTEMPT $SEEN_LOGS" >>seen\nexit 75',
+    )
+    assert process.wait(30) == 0
+    logs = run_dir / "attempts"
+    assert (run_dir / "seen").read_text().splitlines() == [
+        f"n1 20001 8 {logs}/0008/logs/rank-%t.log",
+        f"n1 20002 9 {logs}/0009/logs/rank-%t.log",
+    ]
+    recover = [call for call in calls(run_dir) if call[2] == "recover"]
+    assert [call[4:] for call in recover] == [
+        ["--attempt", "8", "--rc", "75"],
+        ["--attempt", "9", "--rc", "75"],
+    ]
+    ranks = [call for call in calls(run_dir) if "ftslurm.submit.rank" in call]
+    assert ranks == [["-u", "-m", "ftslurm.submit.rank", f"{run_dir}/submit"]] * 2
+
+
+@pytest.mark.parametrize(
+    "claim, recover, code",
+    [
+        (["3"], [], 3),
+        (["0 perhaps"], [], 1),
+        (["0 go 1 n1 20001"], ["0 requeued"], 0),
+        (["0 go 1 n1 20001"], ["0 stop"], 1),
+        (["0 go 1 n1 20001"], ["2"], 1),
+    ],
+)
+def test_the_job_leaves_with_the_code_that_fits(loop, claim, recover, code):
+    process, _ = loop(claim=claim, recover=recover)
+    assert process.wait(30) == code
+
+
+@pytest.mark.parametrize(
+    "number, option", [(signal.SIGTERM, ["--term"]), (signal.SIGUSR1, []), (signal.SIGUSR2, [])]
+)
+def test_a_signal_to_the_shell_ends_neither_it_nor_its_wait(loop, number, option):
+    process, run_dir = loop(
+        claim=["0 go 1 n1 20001"],
+        recover=["0 requeued"],
+        ranks="touch up\nwhile [ ! -e go ]; do sleep 0.02; done\nexit 9",
+    )
+    wait_for(run_dir / "up")
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.02)
+    (run_dir / "go").touch()
+    assert process.wait(30) == 0
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "9", *option]
+
+
+def test_the_terms_of_its_own_requeue_do_not_kill_recover(loop, tmp_path):
+    hook = "touch asking\nwhile [ ! -e go ]; do sleep 0.02; done\n"
+    (tmp_path / "it's a $(touch x) run" / "recover-hook").write_text(hook)
+    process, run_dir = loop(claim=["0 go 1 n1 20001"], recover=["0 requeued"], ranks="exit 75")
+    wait_for(run_dir / "asking")
+    for _ in range(3):  # as Slurm does: to the shell and all that it started
+        os.killpg(process.pid, signal.SIGTERM)
+    (run_dir / "go").touch()
+    assert process.wait(30) == 0
