@@ -1,0 +1,140 @@
+"""From files in a temporary folder to a step that counts; a crash may come between any two steps.
+
+Files fsynced -> indexes -> manifest -> loadability check -> COMMITTED -> fsync -> rename -> fsync
+of the parent -> latest.json. A published step is never written again; nothing is ever replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftslurm import faults
+from ftslurm.checkpoint.record_json import encode_commit, encode_manifest, manifest_digest
+from ftslurm.checkpoint.records import (
+    COMMITTED,
+    MANIFEST,
+    MANIFEST_ALGORITHM,
+    SCHEMA_VERSION,
+    Commit,
+    Manifest,
+)
+from ftslurm.checkpoint.removal import remove_folder
+from ftslurm.checkpoint.rename import rename_new
+from ftslurm.checkpoint.verification import loadability_problems, read_commit
+from ftslurm.errors import CheckpointError, FormatError
+from ftslurm.files import claim_folder, write_atomic, write_json
+from ftslurm.run.layout import RunLayout, parse_step_name, step_name, temporary_name
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A step folder with a readable COMMITTED; what else is in it has not been looked at."""
+
+    step: int
+    path: Path
+    committed_digest: str
+
+
+def create_temporary(layout: RunLayout, step: int, attempt: int) -> Path:
+    """A fresh folder for `step`; a leftover of a failed save of the same name is removed."""
+    path = layout.steps / temporary_name(step, attempt)
+    with _as_checkpoint_error(f"cannot make `{path}`"):
+        # Not the run folder itself: where it is missing, a file system is not mounted.
+        claim_folder(layout.checkpoints)
+        claim_folder(layout.steps)
+        if path.exists():
+            remove_folder(path)
+        path.mkdir()
+    return path
+
+
+def publish(layout: RunLayout, temporary: Path, manifest: Manifest) -> Path:
+    """Commit what the ranks wrote; returns the step's folder. Durable and visible on return.
+
+    On an error before the rename the step does not exist and `temporary` is left as it is.
+    """
+    target = layout.steps / step_name(manifest.step)
+    expected = temporary_name(manifest.step, manifest.attempt)
+    if temporary.name != expected or temporary.parent != layout.steps:
+        raise CheckpointError(
+            f"step {manifest.step} of attempt {manifest.attempt} cannot be published from "
+            f"`{temporary}`, expected `{layout.steps / expected}`"
+        )
+    facts = {"rank": 0, "step": manifest.step, "attempt": manifest.attempt}
+    data = encode_manifest(manifest)
+    identity = manifest_digest(data)
+    with _as_checkpoint_error(f"cannot publish step {manifest.step} in `{layout.steps}`"):
+        write_atomic(temporary / MANIFEST, data)
+        _refuse_unloadable(temporary, identity)
+        faults.point("before_commit", **facts)
+        commit = Commit(manifest.step, manifest.run_id, MANIFEST_ALGORITHM, identity)
+        # Syncs the folder as well, hence the names of all files that the ranks wrote into it.
+        write_atomic(temporary / COMMITTED, encode_commit(commit))
+        faults.point("before_rename", **facts)
+        rename_new(temporary, target)
+        faults.point("after_rename", **facts)
+        write_latest(layout, manifest, identity)
+    return target
+
+
+def write_latest(layout: RunLayout, manifest: Manifest, identity: str) -> None:
+    """A hint for people and their scripts; nothing of ours reads it."""
+    write_json(
+        layout.latest_json,
+        {
+            "schema_version": SCHEMA_VERSION,
+            "step": manifest.step,
+            "path": f"steps/{step_name(manifest.step)}",
+            "digest": identity,
+        },
+    )
+
+
+def published_steps(layout: RunLayout) -> list[PublishedStep]:
+    """Newest first. Cheap: names and COMMITTED; folders with a bad COMMITTED are left out."""
+    steps = []
+    for path in step_folders(layout):
+        try:
+            commit = read_commit(path)
+        except (CheckpointError, FormatError):
+            continue  # not committed, hence no step; `choose` and `verify` report it
+        steps.append(PublishedStep(_named_step(path), path, commit.digest))
+    return steps
+
+
+def step_folders(layout: RunLayout) -> list[Path]:
+    """All that bears the name of a published step, newest first, whatever is in it."""
+    if not layout.steps.is_dir():
+        return []
+    names = [path for path in layout.steps.iterdir() if parse_step_name(path.name) is not None]
+    return sorted(names, key=_named_step, reverse=True)
+
+
+def _named_step(path: Path) -> int:
+    step = parse_step_name(path.name)
+    assert step is not None, path
+    return step
+
+
+def _refuse_unloadable(temporary: Path, identity: str) -> None:
+    problems = loadability_problems(temporary, identity)
+    if problems:
+        raise CheckpointError(
+            f"`{temporary}` could not be loaded again and is not committed: "
+            + "; ".join(problems[:3])
+        )
+
+
+@contextlib.contextmanager
+def _as_checkpoint_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = ""
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            hint = "; a published step is never replaced: quarantine what is there first"
+        raise CheckpointError(f"{what}: {error.strerror}{hint}") from error

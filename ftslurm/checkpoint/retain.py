@@ -1,0 +1,119 @@
+"""Which steps stay. Counts committed steps that still check out, never names alone.
+
+Never removed: the newest step, protected steps, steps that do not check out (they are evidence, and
+`choose` deals with them), and steps from before the last restart until a step of this attempt has
+been read back whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Optional
+
+from ftslurm.checkpoint.publish import PublishedStep, published_steps
+from ftslurm.checkpoint.removal import empty_trash, remove_folder
+from ftslurm.checkpoint.verification import VerificationStopped, verify_step
+from ftslurm.errors import CheckpointError
+from ftslurm.run.layout import RunLayout, parse_temporary_name
+
+
+def removable(
+    good: Sequence[int], *, keep_last: int, keep_every_steps: int, protect: set[int]
+) -> list[int]:
+    """Steps of `good` (newest first) that the rule does not keep. The newest always stays."""
+    return [
+        step
+        for step in good[max(keep_last, 1) :]
+        if step not in protect and not (keep_every_steps and step % keep_every_steps == 0)
+    ]
+
+
+class Retention:
+    """Keep-last-K and every-M for one attempt; remembers what it has read back."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._layout = layout
+        self._attempts: dict[str, int] = {}
+        """Attempt by identity of the steps that checked out."""
+        self._read_back_attempt = 0
+        """Newest attempt of which a step was read back whole."""
+
+    def apply(
+        self,
+        keep_last: int,
+        keep_every_steps: int,
+        protect: set[int],
+        *,
+        attempt: int,
+        should_stop: Callable[[], bool],
+    ) -> list[int]:
+        """Remove what the rule lets go; returns the removed steps, newest first.
+
+        Also clears leftovers of failed saves: temporaries of older attempts (0: none), old trash.
+        """
+        try:
+            return self._apply(keep_last, keep_every_steps, protect, attempt, should_stop)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot remove old steps in `{self._layout.steps}`: {error.strerror}"
+            ) from error
+
+    def _apply(
+        self,
+        keep_last: int,
+        keep_every_steps: int,
+        protect: set[int],
+        attempt: int,
+        should_stop: Callable[[], bool],
+    ) -> list[int]:
+        if not self._layout.steps.is_dir():
+            return []
+        empty_trash(self._layout.steps)
+        for path in list(self._layout.steps.iterdir()):
+            parsed = parse_temporary_name(path.name)
+            if parsed is not None and parsed[1] < attempt:
+                remove_folder(path)
+        attempts, paths = self._checked()
+        steps = removable(
+            list(attempts), keep_last=keep_last, keep_every_steps=keep_every_steps, protect=protect
+        )
+        if not steps:
+            return []
+        newest = next(iter(attempts))
+        if any(attempts[step] < attempts[newest] for step in steps) and not self._read_back(
+            paths[newest], attempts[newest], should_stop
+        ):
+            steps = [step for step in steps if attempts[step] == attempts[newest]]
+        for step in steps:
+            remove_folder(paths[step])
+        return steps
+
+    def _checked(self) -> tuple[dict[int, int], dict[int, Path]]:
+        """Attempt and folder by step, newest first, of the steps that check out (not in full)."""
+        attempts, paths = {}, {}
+        for published in published_steps(self._layout):
+            attempt = self._attempt_of(published)
+            if attempt is not None:
+                attempts[published.step] = attempt
+                paths[published.step] = published.path
+        return attempts, paths
+
+    def _attempt_of(self, published: PublishedStep) -> Optional[int]:
+        """None for a step that does not check out. Looks once: a published step never changes."""
+        if published.committed_digest not in self._attempts:
+            found = verify_step(published.path, full=False)
+            if not found.ok or found.manifest is None:
+                return None
+            self._attempts[published.committed_digest] = found.manifest.attempt
+        return self._attempts[published.committed_digest]
+
+    def _read_back(self, path: Path, attempt: int, should_stop: Callable[[], bool]) -> bool:
+        if self._read_back_attempt < attempt:
+            try:
+                if not verify_step(path, full=True, should_stop=should_stop).ok:
+                    return False
+            except VerificationStopped:
+                return False
+            self._read_back_attempt = attempt
+        return True

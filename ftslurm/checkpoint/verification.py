@@ -1,0 +1,296 @@
+"""Is a step folder what was saved? Reads and judges; never repairs, moves or removes.
+
+A problem is a finding with a name, not an exception: all that can be found is found in one go.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from ftslurm.checkpoint.coverage import coverage_problems
+from ftslurm.checkpoint.digest import Hasher, digest, new
+from ftslurm.checkpoint.record_json import decode_commit, decode_manifest, manifest_digest
+from ftslurm.checkpoint.records import (
+    COMMITTED,
+    MANIFEST,
+    Chunk,
+    Commit,
+    Manifest,
+    ShardFile,
+    ShardIndex,
+    TensorRecord,
+)
+from ftslurm.checkpoint.shard import read_at, read_index
+from ftslurm.errors import CheckpointError, FormatError
+from ftslurm.run.layout import parse_step_name
+
+
+class VerificationStopped(CheckpointError):
+    """The caller asked for an end before all was read."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What is known of a step folder."""
+
+    ok: bool
+    problems: list[str]
+    step: Optional[int]
+    """By the manifest; by the folder's name when there is no trustworthy manifest."""
+    manifest: Optional[Manifest]
+    """Only when it is the one that COMMITTED names."""
+    bytes_read: int
+    committed_digest: Optional[str] = None
+    """The step's identity, as in COMMITTED; None when that cannot be read."""
+    misplaced: bool = False
+    """The manifest is a good one, but of another step or run than this place is for."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is known beforehand; None: anything goes."""
+
+    step: Optional[int] = None
+    run_id: Optional[str] = None
+
+
+@dataclass
+class _Progress:
+    """Bytes read so far; `on_bytes` hears of each portion, `should_stop` ends the reading."""
+
+    on_bytes: Callable[[int], None]
+    should_stop: Callable[[], bool]
+    bytes_read: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, count: int) -> None:
+        self.bytes_read += count
+        self.on_bytes(count)
+        if self.should_stop():
+            raise VerificationStopped("verification was stopped before all was read")
+
+
+def verify_step(
+    path: Path,
+    *,
+    full: bool,
+    expect: Expectation = Expectation(),
+    on_bytes: Callable[[int], None] = lambda count: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Verification:
+    """Check a published step. `full` reads every byte of it; otherwise records and sizes only.
+
+    The folder's name is held against the manifest if it is that of a step.
+    """
+    progress = _Progress(on_bytes, should_stop)
+    problems = progress.problems
+    named_step = parse_step_name(path.name)
+    commit, manifest = _read_heads(path, progress)
+    misplaced = False
+    if manifest is not None:
+        problems += _contradictions(manifest, named_step, expect)
+        misplaced = bool(problems)
+        _check_contents(path, manifest, full=full, expected={COMMITTED}, progress=progress)
+    return Verification(
+        ok=not problems,
+        problems=problems,
+        step=named_step if manifest is None else manifest.step,
+        manifest=manifest,
+        bytes_read=progress.bytes_read,
+        committed_digest=None if commit is None else commit.digest,
+        misplaced=misplaced,
+    )
+
+
+def loadability_problems(path: Path, identity: str) -> list[str]:
+    """The check before COMMITTED, from disk: is all that the manifest names there, and whole?"""
+    progress = _Progress(lambda count: None, lambda: False)
+    manifest = _read_manifest(path, identity, progress)
+    if manifest is not None:
+        _check_contents(path, manifest, full=False, expected=set(), progress=progress)
+    return progress.problems
+
+
+def read_commit(path: Path) -> Commit:
+    """COMMITTED of a step folder; CheckpointError or FormatError without a good one."""
+    return decode_commit(_read_small(path / COMMITTED), where=f"`{path / COMMITTED}`")
+
+
+def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Optional[Manifest]]:
+    try:
+        commit = read_commit(path)
+    except (CheckpointError, FormatError) as error:
+        progress.problems.append(str(error))
+        return None, None
+    manifest = _read_manifest(path, commit.digest, progress)
+    if manifest is not None and (manifest.step, manifest.run_id) != (commit.step, commit.run_id):
+        progress.problems.append(f"`{path / COMMITTED}` names another step or run")
+        return commit, None
+    return commit, manifest
+
+
+def _read_manifest(path: Path, identity: str, progress: _Progress) -> Optional[Manifest]:
+    try:
+        data = _read_small(path / MANIFEST)
+        if manifest_digest(data) != identity:
+            raise CheckpointError(f"`{path / MANIFEST}` does not have the digest in {COMMITTED}")
+        manifest = decode_manifest(data, where=f"`{path / MANIFEST}`")
+    except (CheckpointError, FormatError) as error:
+        progress.problems.append(str(error))
+        return None
+    progress.add(len(data))
+    return manifest
+
+
+def _contradictions(
+    manifest: Manifest, named_step: Optional[int], expect: Expectation
+) -> Iterator[str]:
+    if named_step is not None and manifest.step != named_step:
+        yield f"the manifest is of step {manifest.step}, the folder's name says {named_step}"
+    if expect.step is not None and manifest.step != expect.step:
+        yield f"the manifest is of step {manifest.step}, expected {expect.step}"
+    if expect.run_id is not None and manifest.run_id != expect.run_id:
+        yield f"the manifest is of run {ascii(manifest.run_id)}, expected `{expect.run_id}`"
+
+
+def _check_contents(
+    path: Path, manifest: Manifest, *, full: bool, expected: set[str], progress: _Progress
+) -> None:
+    algorithm = manifest.digest_algorithm
+    expected = {MANIFEST, *(entry.path for entry in manifest.indexes)} | expected
+    indexes: list[ShardIndex] = []
+    for entry in manifest.indexes:
+        try:
+            indexes.append(read_index(path, entry, algorithm))
+        except (CheckpointError, FormatError) as error:
+            progress.problems.append(str(error))
+        else:
+            progress.add(entry.bytes)
+    if len(indexes) == manifest.world_size:
+        progress.problems += coverage_problems(indexes)
+    for index in indexes:
+        for file in index.files:
+            expected.add(file.path)
+            problem = _size_problem(path / file.path, file.bytes)
+            if problem:
+                progress.problems.append(problem)
+            elif full:
+                records = [record for record in index.tensors if record.file == file.path]
+                progress.problems += _scan(path / file.path, file, records, algorithm, progress)
+    if len(indexes) == manifest.world_size:
+        progress.problems += _strangers(path, expected)
+
+
+def _strangers(path: Path, expected: set[str]) -> Iterator[str]:
+    for name in sorted(os.listdir(path)):  # noqa: PTH208
+        if name not in expected:
+            yield f"`{path / ascii(name)}` belongs to no index; something wrote into this step"
+
+
+def _size_problem(path: Path, size_bytes: int) -> Optional[str]:
+    try:
+        found = path.lstat()
+    except OSError as error:
+        return f"cannot read `{path}`: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"`{path}` is no regular file"
+    if found.st_size != size_bytes:
+        return f"`{path}` has {found.st_size} bytes, expected {size_bytes}"
+    return None
+
+
+def _read_small(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{path}`: {error.strerror}") from error
+
+
+def _scan(
+    path: Path,
+    file: ShardFile,
+    records: Sequence[TensorRecord],
+    algorithm: str,
+    progress: _Progress,
+) -> list[str]:
+    """Every byte of one file against the digests of its chunks and of its tensors, in one pass."""
+    problems = []
+    tensors = _TensorDigests(records, algorithm)
+    try:
+        for chunk, data in _read_ahead(path, file.chunks):
+            if len(data) != chunk.bytes or digest(algorithm, data) != chunk.digest:
+                problems.append(
+                    f"`{path}` is damaged between bytes {chunk.offset} and "
+                    f"{chunk.offset + chunk.bytes}"
+                )
+            tensors.update(chunk.offset, data)
+            progress.add(len(data))
+    except OSError as error:
+        return [*problems, f"cannot read `{path}`: {error.strerror}"]
+    return problems + [f"`{path}`: tensor {ascii(key)} is damaged" for key in tensors.damaged()]
+
+
+def _read_ahead(path: Path, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, memoryview]]:
+    """Chunks in order; the next one is read in a thread while the caller digests this one."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    size = max((chunk.bytes for chunk in chunks), default=0)
+    buffers = [memoryview(bytearray(size)) for _ in range(2)]
+
+    def read(position: int) -> memoryview:
+        chunk, buffer = chunks[position], buffers[position % 2]
+        return buffer[: read_at(fd, buffer[: chunk.bytes], chunk.offset)]
+
+    try:
+        # Bytes still in memory from the writing would hide what the device really holds.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as reader:
+            following = reader.submit(read, 0) if chunks else None
+            for position, chunk in enumerate(chunks):
+                assert following is not None
+                data = following.result()
+                if position + 1 < len(chunks):
+                    following = reader.submit(read, position + 1)
+                yield chunk, data
+    finally:
+        os.close(fd)
+
+
+class _TensorDigests:
+    """Digests of the tensors in a file whose bytes come by in order."""
+
+    def __init__(self, records: Sequence[TensorRecord], algorithm: str) -> None:
+        self._algorithm = algorithm
+        self._records = sorted(records, key=lambda record: (record.offset, record.bytes))
+        self._at = 0
+        self._hasher: Hasher = new(algorithm)
+        self._damaged: list[str] = []
+
+    def update(self, offset: int, data: memoryview) -> None:
+        """The bytes from `offset` on; records never overlap, so at most one is left open."""
+        end = offset + len(data)
+        while self._at < len(self._records):
+            record = self._records[self._at]
+            if record.offset >= end and record.bytes:
+                return
+            self._hasher.update(data[max(record.offset - offset, 0) : record.end - offset])
+            if record.end > end:
+                return
+            self._close(record)
+
+    def damaged(self) -> list[str]:
+        """Keys whose bytes do not have the recorded digest. Call at the end, once."""
+        while self._at < len(self._records):
+            self._close(self._records[self._at])
+        return self._damaged
+
+    def _close(self, record: TensorRecord) -> None:
+        if self._hasher.hexdigest() != record.digest:
+            self._damaged.append(record.key)
+        self._hasher = new(self._algorithm)
+        self._at += 1
