@@ -1,0 +1,125 @@
+"""What an attempt left in the run directory, read into the values the policy decides on.
+
+Reads only; a record that a crash left torn counts as absent, never as a reason to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.errors import FormatError
+from ftslurm.files import read_json
+from ftslurm.recovery.policy import CAUSE_FAILED, Evidence, PastAttempt, RankFailure
+from ftslurm.run.attempts import Outcome, numbers, read_attempt, read_events, read_outcome
+from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.spec import from_dict
+
+_MESSAGE_CHARACTERS = 300
+
+ECHO = "PeerLost"
+"""Type of a rank's error that only says that another rank is gone."""
+
+
+def read_evidence(layout: RunLayout, number: int, *, rc: int, term: bool) -> Evidence:
+    paths = layout.attempt(number)
+    committed = newest_committed(layout)
+    return Evidence(
+        number=number,
+        rc=rc,
+        term=term,
+        done=layout.done.exists(),
+        outcome=_outcome(paths),
+        progressed=_is_newer(committed, _newest_adopted(layout, number)),
+        committed_step=committed,
+        logs=str(paths.logs),
+        first_failure=_first_failure(layout, number),
+        ranks_signalled=any(event["kind"] == "signal" for event in read_events(paths)),
+    )
+
+
+def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
+    """Attempts before `number`, oldest first."""
+    earlier = [past for past in numbers(layout) if past < number]
+    adopted = {past: _newest_adopted(layout, past) for past in [*earlier, number]}
+    following = [*earlier[1:], number]
+    return [
+        PastAttempt(
+            number=past,
+            failed=_cause(layout.attempt(past)) == CAUSE_FAILED,
+            progressed=_is_newer(adopted[after], adopted[past]),
+        )
+        for past, after in zip(earlier, following)
+    ]
+
+
+def newest_committed(layout: RunLayout) -> Optional[int]:
+    return max((item.step for item in CheckpointStore(layout).published()), default=None)
+
+
+def ranks_were_started(paths: AttemptLayout) -> bool:
+    """The launcher makes a rank's log before the rank runs."""
+    return any(paths.logs.iterdir())
+
+
+def _newest_adopted(layout: RunLayout, number: int) -> Optional[int]:
+    """None also for an attempt whose claim was cut short."""
+    try:
+        attempt = read_attempt(layout, number)
+    except (FileNotFoundError, FormatError):
+        return None
+    return max((item.step for item in attempt.adopted), default=None)
+
+
+def _is_newer(step: Optional[int], than: Optional[int]) -> bool:
+    return step is not None and (than is None or step > than)
+
+
+def _outcome(paths: AttemptLayout) -> Optional[Outcome]:
+    try:
+        return read_outcome(paths)
+    except FormatError:
+        return None
+
+
+def _cause(paths: AttemptLayout) -> Optional[str]:
+    """Cause in the attempt's decision; None when its batch shell died before it could decide."""
+    try:
+        return str(read_json(paths.root / "decision.json").get("cause"))
+    except (FileNotFoundError, FormatError):
+        return None
+
+
+def _first_failure(layout: RunLayout, number: int) -> Optional[RankFailure]:
+    """Earliest by time that is no echo; else the one rank that could not say a word."""
+    paths = layout.attempt(number)
+    records = sorted(_rank_errors(paths), key=lambda record: float(record["at"]))
+    own = [record for record in records if record["type"] != ECHO]
+    if own:
+        message = " ".join(str(own[0]["message"]).split())[:_MESSAGE_CHARACTERS]
+        error = f"{own[0]['type']}: {message}" if message else str(own[0]["type"])
+        return _failure(paths, int(own[0]["rank"]), str(own[0]["node"]), error)
+    cluster = from_dict(read_json(layout.run_json)["spec"]).cluster
+    world = range(cluster.nodes * cluster.tasks_per_node)
+    silent = sorted(set(world) - {int(record["rank"]) for record in records})
+    if not records or len(silent) != 1:
+        return None
+    # srun fills one node after the other (its default distribution).
+    nodes = read_attempt(layout, number).nodes
+    place = silent[0] // cluster.tasks_per_node
+    node = nodes[place] if place < len(nodes) else "unknown node"
+    error = "left without a word: killed from outside, or out of memory"
+    return _failure(paths, silent[0], node, error)
+
+
+def _failure(paths: AttemptLayout, rank: int, node: str, error: str) -> RankFailure:
+    return RankFailure(rank, node, error, log=str(paths.logs / f"rank-{rank}.log"))
+
+
+def _rank_errors(paths: AttemptLayout) -> Iterator[dict[str, Any]]:
+    for path in paths.ranks.glob("rank-*.json"):
+        try:
+            yield read_json(path)
+        except FormatError:
+            continue

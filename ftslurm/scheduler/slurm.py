@@ -1,0 +1,244 @@
+"""Slurm: the only code that runs scontrol, squeue and scancel, and that writes an srun argv.
+
+Commands are argv lists with a deadline, in an environment in which no SQUEUE_*, SINFO_* or time
+format of the user changes what they print. Nothing here decides; nothing polls but `requeue`, which
+waits for a controller that is away.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from ftslurm.errors import SchedulerError
+from ftslurm.run.spec import ClusterSpec
+from ftslurm.scheduler.hostlist import expand
+from ftslurm.scheduler.protocol import LOGS, UNKNOWN, JobState, Site
+from ftslurm.scheduler.slurm_parse import (
+    JOB_FORMAT,
+    parse_end_time,
+    parse_job,
+    parse_site,
+)
+
+TIMEOUT_S = 60.0
+"""Above the 18 s for which squeue blocks while slurmctld is away (22.05, 24.11; 20 s on 26.05)."""
+
+PING_TIMEOUT_S = 10.0
+
+HASTEN_S = 4
+"""StartTime=now destroyed jobs placed on the same node in the same second; now+4 never did."""
+
+# What the controller says when asking again cannot help. Matched in lower case.
+_REFUSALS = (
+    "invalid job id",
+    "access/permission denied",
+    "requested operation is presently disabled",
+    "requested operation not supported",
+    "job is not batch",
+    "only batch jobs are accepted",
+)
+
+# The user's own defaults for these commands would change the fields, order or filter of the output.
+_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command left."""
+
+    rc: int
+    """Exit code; 128 + N for death by signal N, as a shell counts."""
+    stdout: str
+    stderr: str
+
+
+class CommandHangs(SchedulerError):
+    """A Slurm command gave no answer within its deadline."""
+
+
+Runner = Callable[[list[str], float], Completed]
+"""(argv, timeout in seconds) -> Completed; SchedulerError when it cannot be run."""
+
+
+def run_command(argv: list[str], timeout_s: float) -> Completed:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    environ.pop("SLURM_TIME_FORMAT", None)
+    environ["LC_ALL"] = "C"
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            env=environ,
+            check=False,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise SchedulerError(
+            f"`{argv[0]}` is not on PATH; run on a machine with Slurm, or choose cluster=local"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise CommandHangs(f"`{' '.join(argv)}` gave no answer for {timeout_s:g} s") from None
+    rc = 128 - done.returncode if done.returncode < 0 else done.returncode
+    return Completed(rc, done.stdout, done.stderr)
+
+
+class SlurmScheduler:
+    name = "slurm"
+
+    def __init__(
+        self, run: Runner = run_command, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._run = run
+        self._sleep = sleep
+
+    def site(self) -> Site:
+        return parse_site(
+            self._checked(["scontrol", "show", "config"]),
+            self._checked(["scontrol", "--oneliner", "show", "partition"]),
+        )
+
+    def controller_alive(self) -> bool:
+        # The one command that does not block for 9 s or more while the controller is away.
+        try:
+            return self._run(["scontrol", "ping"], PING_TIMEOUT_S).rc == 0
+        except CommandHangs:
+            return False
+
+    def own_job_id(self, environ: Mapping[str, str]) -> str:
+        # SLURM_JOB_ID of an array's last task is the id of the whole array: naming the job by it
+        # would requeue every task.
+        if "SLURM_ARRAY_JOB_ID" in environ:
+            return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+        if "SLURM_JOB_ID" not in environ:
+            raise SchedulerError("SLURM_JOB_ID is not set; this runs inside a Slurm job only")
+        return environ["SLURM_JOB_ID"]
+
+    def nodes(self, environ: Mapping[str, str]) -> list[str]:
+        if "SLURM_JOB_NODELIST" not in environ:
+            raise SchedulerError("SLURM_JOB_NODELIST is not set; this runs inside a Slurm job only")
+        return expand(environ["SLURM_JOB_NODELIST"])
+
+    def master_address(self, nodes: list[str]) -> str:
+        return nodes[0]
+
+    def launch_ranks_argv(self, cluster: ClusterSpec, *, python: str) -> list[str]:
+        return [
+            "srun",
+            f"--nodes={cluster.nodes}",
+            f"--ntasks={cluster.nodes * cluster.tasks_per_node}",
+            f"--ntasks-per-node={cluster.tasks_per_node}",
+            # 22.05 and 23.02 do not take it over from the job.
+            f"--cpus-per-task={cluster.cpus_per_task}",
+            # A site or a user may have set SLURM_EXPORT_ENV or SBATCH_EXPORT to NONE.
+            "--export=ALL",
+            # Slurm's default leaves the peers of a dead rank hanging in their collective.
+            "--kill-on-bad-exit=1",
+            # Unset, the site's WaitTime would kill the peers of a rank that ended well early.
+            f"--wait={cluster.wait_s}",
+            f"--output={LOGS}/rank-%t.log",
+        ]
+
+    def job_state(self, job_id: str) -> JobState:
+        try:
+            done = self._squeue(job_id)
+        except SchedulerError as error:
+            return JobState(UNKNOWN, str(error))
+        if done.rc != 0:
+            return JobState(UNKNOWN, _last_line(done))
+        return parse_job(done.stdout)
+
+    def end_time(self, job_id: str) -> Optional[float]:
+        done = self._squeue(job_id)
+        return parse_end_time(done.stdout) if done.rc == 0 else None
+
+    def signal_ranks(self, job_id: str, signal_name: str) -> None:
+        # Without --batch and --full it goes to the steps only, never to the batch shell.
+        self._checked(["scancel", f"--signal={signal_name}", job_id])
+
+    def requeue(
+        self,
+        job_id: str,
+        *,
+        restart_count: Optional[int] = None,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        pause_s = 0.5
+        while True:
+            accepted = self._try_requeue(job_id, restart_count)
+            if accepted is not None:
+                return accepted
+            if give_up():
+                raise SchedulerError(
+                    f"job {job_id} could not be requeued; slurmctld does not answer"
+                )
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+
+    def _try_requeue(self, job_id: str, restart_count: Optional[int]) -> Optional[bool]:
+        """True accepted, False ended, None ask again."""
+        try:
+            # Asked first: it answers at once where requeue blocks for 9 s and then says nothing of
+            # a connection (`Unexpected message received`).
+            if not self.controller_alive():
+                return None
+            # `Incomplete` leaves a job alone that has ended or that somebody cancelled.
+            done = self._run(["scontrol", "requeue", "Incomplete", job_id], TIMEOUT_S)
+        except CommandHangs:
+            return None
+        # The code says little: 0 also for a job left alone because it has ended, 143 when scontrol
+        # died of the TERM that the accepted requeue sends to its caller.
+        state = self.job_state(job_id)
+        if state.is_ended:
+            return False
+        if state.is_ending and restart_count is not None:
+            restarts = self._restarts(job_id)
+            if restarts is not None:
+                return restarts > restart_count
+        if done.rc == 0 or state.is_waiting or state.is_ending:
+            return True
+        text = done.stderr.lower()
+        if any(refusal in text for refusal in _REFUSALS):
+            raise SchedulerError(f"Slurm refuses to requeue job {job_id}: {_last_line(done)}")
+        return None
+
+    def hasten(self, job_id: str) -> bool:
+        state = self.job_state(job_id)
+        if state.word != "PENDING" or state.reason != "BeginTime":
+            return False
+        argv = ["scontrol", "update", f"jobid={job_id}", f"StartTime=now+{HASTEN_S}"]
+        return self._run(argv, TIMEOUT_S).rc == 0
+
+    def cancel(self, job_id: str) -> None:
+        self._checked(["scancel", job_id])
+
+    def _restarts(self, job_id: str) -> Optional[int]:
+        """How often the job has been queued again: raised by the requeue itself, not by the start
+        that follows; None when that cannot be had."""
+        done = self._squeue(job_id, "--Format=RestartCnt")
+        text = done.stdout.strip()
+        return int(text) if done.rc == 0 and text.isdigit() else None
+
+    def _squeue(self, job_id: str, form: str = f"--format={JOB_FORMAT}") -> Completed:
+        argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", form]
+        return self._run(argv, TIMEOUT_S)
+
+    def _checked(self, argv: list[str]) -> str:
+        done = self._run(argv, TIMEOUT_S)
+        if done.rc != 0:
+            raise SchedulerError(
+                f"`{' '.join(argv)}` failed with code {done.rc}: {_last_line(done)}"
+            )
+        return done.stdout
+
+
+def _last_line(done: Completed) -> str:
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1].strip() if lines else "it printed nothing"

@@ -1,0 +1,156 @@
+"""Text of Slurm commands -> values. Pure, so that recorded outputs of any version can test it.
+
+A value that a version leaves out becomes None or a default; a text that is not the command's
+output at all raises SchedulerError.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Optional
+
+from ftslurm.errors import SchedulerError
+from ftslurm.scheduler.protocol import STATE_WORDS, UNKNOWN, JobState, Site
+
+Version = tuple[int, int, int]
+
+_VERSION = re.compile(r"\b(\d{2})\.(\d{2})(?:\.(\d+))?")
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
+_SECONDS = re.compile(r"(\d+)\s*(?:sec)?")
+_LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+JOB_FORMAT = "%T|%r|%e"
+"""squeue -o: state, reason, end time; no field a user can put text into."""
+
+
+def parse_version(text: str) -> Version:
+    """(major, minor, micro) of e.g. `slurm 23.11.8`, `slurm-wlm 22.05.8`, `22.05.7-Atos.1.1`."""
+    match = _VERSION.search(text)
+    if match is None:
+        raise SchedulerError(f"`{text.strip()[:60]}` holds no Slurm version such as 23.11.8")
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+def parse_job(text: str) -> JobState:
+    """State on the first line of `squeue -h -o JOB_FORMAT`; UNKNOWN when there is none."""
+    line = text.strip().partition("\n")[0]
+    if not line:
+        return JobState(UNKNOWN, "squeue lists no such job")
+    word, _, rest = line.partition("|")
+    reason = rest.partition("|")[0]
+    if word not in STATE_WORDS:
+        return JobState(UNKNOWN, f"squeue says `{word}`, a word not known here")
+    return JobState(word, "" if reason == "None" else reason)
+
+
+def parse_end_time(text: str) -> Optional[float]:
+    """UTC seconds of the first line's end time; None when there is none (N/A, unlimited)."""
+    stamp = text.strip().partition("\n")[0].rpartition("|")[2]
+    try:
+        return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """`scontrol show config`: key -> value, `(null)` as an empty text."""
+    values = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            value = value.strip()
+            values[key.strip()] = "" if value == "(null)" else value
+    if "SLURM_VERSION" not in values:
+        raise SchedulerError("`scontrol show config` printed no SLURM_VERSION; is this Slurm?")
+    return values
+
+
+def parse_partitions(text: str) -> list[dict[str, str]]:
+    """`scontrol show partition -o`: one dict per partition."""
+    rows = [dict(_PAIR.findall(line)) for line in text.splitlines()]
+    return [row for row in rows if "PartitionName" in row]
+
+
+def parse_site(config_text: str, partition_text: str) -> Site:
+    """The settings that decide how a run is stopped and queued again."""
+    config = parse_config(config_text)
+    version = parse_version(config["SLURM_VERSION"])
+    partitions = parse_partitions(partition_text)
+    default = [row["PartitionName"] for row in partitions if row.get("Default") == "YES"]
+    return Site(
+        scheduler="slurm",
+        version=config["SLURM_VERSION"],
+        kill_wait_s=_seconds(config.get("KillWait", ""), default=30),
+        job_requeue=config.get("JobRequeue", "1") == "1",
+        send_user_signal=_sends_user_signal(config, version),
+        default_partition=default[0] if default else None,
+        grace_s={row["PartitionName"]: _seconds(row.get("GraceTime", "")) for row in partitions},
+        preempt_mode={row["PartitionName"]: row.get("PreemptMode", "OFF") for row in partitions},
+        max_time_s={row["PartitionName"]: _limit_s(row.get("MaxTime", "")) for row in partitions},
+        requeue_exit=_codes(config.get("RequeueExit", "")),
+        requeue_exit_hold=_codes(config.get("RequeueExitHold", "")),
+        findings=_findings(config, version),
+    )
+
+
+def _user_signal_setting(version: Version) -> tuple[str, str]:
+    """The key and the word by which preemption sends a job's own signal in this version."""
+    if version >= (23, 2, 0):
+        return "PreemptParameters", "send_user_signal"
+    return "SlurmctldParameters", "preempt_send_user_signal"
+
+
+def _sends_user_signal(config: Mapping[str, str], version: Version) -> bool:
+    key, word = _user_signal_setting(version)
+    return word in _words(config.get(key, ""))
+
+
+def _findings(config: Mapping[str, str], version: Version) -> list[str]:
+    findings = []
+    key, word = _user_signal_setting(version)
+    places = ("SchedulerParameters", "SlurmctldParameters", "PreemptParameters")
+    for place in places:
+        for found in _words(config.get(place, "")) & {
+            "send_user_signal",
+            "preempt_send_user_signal",
+        }:
+            if (place, found) != (key, word):
+                findings.append(
+                    f"{place}={found} is accepted and ignored by Slurm "
+                    f"{config['SLURM_VERSION']}; it reads {key}={word}"
+                )
+    if config.get("JobRequeue") == "0":
+        findings.append("JobRequeue=0: only jobs submitted with --requeue can be queued again")
+    if 1 in _codes(config.get("RequeueExit", "")):
+        findings.append("RequeueExit holds 1: Slurm queues a run again that stopped for a person")
+    return sorted(findings)
+
+
+def _words(setting: str) -> set[str]:
+    return {word.strip() for word in setting.split(",")}
+
+
+def _seconds(text: str, *, default: int = 0) -> int:
+    match = _SECONDS.match(text)
+    return int(match[1]) if match else default
+
+
+def _limit_s(text: str) -> Optional[int]:
+    """Seconds of a printed time limit; None for UNLIMITED or none."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _codes(text: str) -> list[int]:
+    """Exit codes of e.g. `1-3,75`."""
+    codes: list[int] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        first, _, last = item.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            codes.extend(range(int(first), int(last or first) + 1))
+    return codes

@@ -1,0 +1,131 @@
+"""Torch-free runs on the lab cluster, 2 nodes x 2 ranks, and what a test does to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+from fakes.project import RANK, Run, overrides
+from lab import ENDED, Lab, wait_until
+
+from ftslurm.run.attempts import read_progress
+
+STEPS, INTERVAL = 60, 20
+
+
+class LabRun:
+    """One run, submitted by the lab's ordinary user from a project folder of its own."""
+
+    def __init__(
+        self, lab: Lab, name: str, *more: str, step_s: float = 0.03, faults: str = ""
+    ) -> None:
+        self.lab = lab
+        self._environ = {"PYTHONPATH": str(lab.checkout), "FTSLURM_FAULTS": faults}
+        self.folder = self._make_project(name)
+        given = overrides(steps=STEPS, interval=INTERVAL, step_s=step_s, more=more)
+        placed = [
+            "cluster=slurm",
+            "cluster.nodes=2",
+            "cluster.tasks_per_node=2",
+            "cluster.partition=low",
+            "cluster.signal_lead_s=30",
+            f"name={name}",
+            f"runs_dir={self.folder}/runs",
+        ]
+        record = json.loads(self.ftslurm("submit", "--json", *placed, *given))
+        self.job_id: str = record["job_id"]
+        self.run = Run(record["run_dir"])
+
+    def _make_project(self, name: str) -> Path:
+        """A new folder of the user's own with the rank's source in it."""
+        new = ["mktemp", "--directory", f"{self.lab.home(self.lab.user)}/{name}-XXXXXX"]
+        folder = Path(self.lab.run_as(self.lab.user, new).stdout.strip())
+        target = RANK.relative_to(RANK.parents[2])
+        copy = ["install", "-D", str(self.lab.checkout / target), str(folder / target)]
+        self.lab.run_as(self.lab.user, copy)
+        return folder
+
+    def ftslurm(self, *arguments: str) -> str:
+        argv = [str(self.lab.python), "-m", "ftslurm", *arguments]
+        # cwd decides what code is taken along.
+        return self.lab.run_as(
+            self.lab.user, argv, env=self._environ, cwd=self.folder, timeout_s=110
+        ).stdout
+
+    def status(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(
+            self.ftslurm("status", str(self.run.layout.root), "--json")
+        )
+        return told
+
+    def step(self, attempt: int) -> Optional[int]:
+        progress = read_progress(self.run.layout.attempt(attempt))
+        trains = progress is not None and progress.phase == "training"
+        return progress.step if progress is not None and trains else None
+
+    def wait_for_training(self, attempt: int, *, timeout_s: float = 60) -> int:
+        """Wait until this attempt has trained three steps; the step it is at."""
+        first: list[int] = []
+
+        def trained() -> Optional[int]:
+            step = self.step(attempt)
+            if step is not None and not first:
+                first.append(step)
+            return step if step is not None and step >= first[0] + 3 else None
+
+        return wait_until(trained, timeout_s=timeout_s, seen=self.says)
+
+    def preempt(self) -> None:
+        """A job in `high` takes this run's nodes; the run is queued again and hastened."""
+        nodes = self.lab.show_job(self.job_id)["NodeList"]
+        self.lab.preempt(2, nodelist=nodes, seconds=2)
+        self.lab.hasten(self.job_id, timeout_s=60)
+
+    def end_as(self, state: str, *, timeout_s: float = 100) -> None:
+        """Wait for the job's end; it has to be this one."""
+        try:
+            ended = self.lab.wait_for_state(self.job_id, ENDED, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.says()}") from None
+        assert ended == state, self.says()
+
+    def wait_for_decisions(self, actions: list[str], *, timeout_s: float = 30) -> None:
+        wait_until(
+            lambda: self.run.decisions() == actions or None, timeout_s=timeout_s, seen=self.run.says
+        )
+
+    def says(self) -> str:
+        return f"job {self.lab.show_job(self.job_id)}\n{self.run.says()}"
+
+    def rank_pids(self) -> list[int]:
+        """Pids of the ranks, as root sees them on all nodes at once."""
+        wanted = f"FTSLURM_RUN_DIR={self.run.layout.root}".encode()
+        pids = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit():
+                    continue
+                environ = (entry / "environ").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            is_rank = b"ftslurm.submit.rank" in command and b"srun" not in command[0]
+            if is_rank and wanted in environ:
+                pids.append(int(entry.name))
+        return pids
+
+
+@contextmanager
+def controller_away(lab: Lab) -> Iterator[None]:
+    """slurmctld answers nobody: its port is open, as on a host that hangs."""
+    pid = next(d["pid"] for d in lab.status()["daemons"] if d["name"] == "slurmctld")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,101 @@
+"""Each rule of the decision between attempts, one row a rule; and what a stop tells a person."""
+
+from dataclasses import replace
+
+import pytest
+
+from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY, RANK_STOPPED
+from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
+from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
+
+PLAIN = Evidence(
+    number=4,
+    rc=RANK_FAILED,
+    term=False,
+    done=False,
+    outcome=None,
+    progressed=False,
+    committed_step=40,
+    logs="/runs/r/attempts/0004/logs",
+)
+FAILURE = RankFailure(rank=2, node="n3", error="ValueError: bad loss", log="/runs/r/rank-2.log")
+
+
+def outcome(result, *, step=45, committed=45, **more):
+    return Outcome(result=result, step=step, committed_step=committed, **more)
+
+
+def past(*words):
+    """`f` failed, `s` stopped; a capital letter: it committed a step."""
+    return [PastAttempt(i + 1, word in "fF", word in "FS") for i, word in enumerate(words)]
+
+
+@pytest.mark.parametrize(("changes", "action", "cause"), [
+    ({"done": True, "rc": 0}, "done", "finished"),
+    ({"done": True, "rc": 143, "term": True}, "done", "finished"),
+    ({"outcome": outcome(FINISHED), "rc": 137}, "done", "finished"),
+    ({"outcome": outcome(STOPPED), "rc": RANK_STOPPED}, "requeued", "asked_to_leave"),
+    ({"outcome": outcome(STOPPED), "rc": 143, "term": True}, "requeued", "asked_to_leave"),
+    ({"outcome": outcome(STOPPED, committed=40), "rc": 75}, "requeued", "asked_to_leave"),
+    ({"term": True, "rc": 143}, "requeued", "asked_to_leave"),
+    ({"rc": RANK_NEVER_RETRY}, "stop", "never_retry"),
+    ({"outcome": outcome(FAILED, retry=False), "rc": 143}, "stop", "never_retry"),
+    ({"outcome": outcome(FAILED), "rc": 1}, "restart", "failed"),
+    ({"rc": 1}, "restart", "failed"),
+    ({"rc": 137}, "restart", "failed"),
+    ({"rc": 0}, "restart", "failed"),
+    ({"rc": RANK_STOPPED}, "restart", "failed"),
+    ({"rc": 143, "ranks_signalled": True}, "requeued", "failed"),
+    ({"rc": 1, "controller_away": True}, "restart", "not_started"),
+])  # fmt: skip
+def test_the_first_rule_that_applies_decides(changes, action, cause):
+    decision = decide([], replace(PLAIN, **changes), max_failures=3)
+    assert (decision.action, decision.cause) == (action, cause)
+    assert decision.reason
+
+
+@pytest.mark.parametrize(("before", "progressed", "action", "failures"), [
+    ("", False, "restart", 1),
+    ("ff", False, "restart", 3),
+    ("fff", False, "stop", 4),
+    ("fff", True, "restart", 0),
+    ("ffF", False, "restart", 1),  # a failure that committed a step begins the count anew
+    ("ffS", False, "restart", 1),
+    ("fsfsf", False, "stop", 4),  # preemptions in between neither count nor clear
+    ("sssss", False, "restart", 1),
+    ("FFFFF", True, "restart", 0),
+])  # fmt: skip
+def test_failures_count_until_a_step_is_committed(before, progressed, action, failures):
+    decision = decide(past(*before), replace(PLAIN, progressed=progressed), max_failures=3)
+    assert (decision.action, decision.failures_in_a_row) == (action, failures)
+
+
+def test_with_no_failures_allowed_the_first_one_stops():
+    assert decide([], PLAIN, max_failures=0).action == "stop"
+    assert decide([], replace(PLAIN, progressed=True), max_failures=0).action == "restart"
+
+
+def test_a_stop_names_the_first_failing_rank_its_log_and_what_to_do():
+    decision = decide(past("f"), replace(PLAIN, first_failure=FAILURE), max_failures=1)
+    assert decision.action == "stop"
+    for words in ("2 failures in a row", "rank 2 on n3", "ValueError: bad loss", FAILURE.log,
+                  "recovery.max_failures is 1", "mend the cause and submit again"):  # fmt: skip
+        assert words in decision.reason
+
+
+def test_a_stop_without_any_word_of_a_rank_names_the_logs():
+    decision = decide([], replace(PLAIN, rc=137), max_failures=0)
+    assert "code 137" in decision.reason and PLAIN.logs in decision.reason
+
+
+def test_the_reason_of_a_requeue_tells_the_step_that_the_next_attempt_starts_from():
+    late = replace(PLAIN, outcome=outcome(STOPPED, step=45, committed=40, signal="SIGTERM"))
+    assert decide([], late, max_failures=3).reason == (
+        "stopped on SIGTERM at step 45, goes on from step 40"
+    )
+    saved = replace(PLAIN, outcome=outcome(STOPPED, signal="SIGUSR1"))
+    assert decide([], saved, max_failures=3).reason == (
+        "stopped on SIGUSR1 at step 45, all committed"
+    )
+    none = replace(PLAIN, term=True, committed_step=None)
+    assert "begins at step 0" in decide([], none, max_failures=3).reason

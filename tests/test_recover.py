@@ -1,0 +1,229 @@
+"""`ftslurm recover` reads what an attempt left, writes its decision down and acts on it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakes.steps import publish_step
+
+from ftslurm.errors import SchedulerError
+from ftslurm.files import read_json, write_json
+from ftslurm.recovery.recover import recover
+from ftslurm.run.attempts import (
+    STOPPED,
+    AdoptedStep,
+    Attempt,
+    Outcome,
+    append_event,
+    claim,
+    read_events,
+    write_outcome,
+)
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.spec import RecoverySpec, RunSpec, to_dict
+from ftslurm.scheduler.local_state import LocalJob, write_job
+from ftslurm.scheduler.process import ProcessName
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class FakeScheduler:
+    """Answers from what a test puts in."""
+
+    name = "fake"
+
+    def __init__(self, *, accepts=True, refusal=None, alive=(True,)):
+        self.accepts, self.refusal, self.alive = accepts, refusal, list(alive)
+        self.requeued = []
+
+    def own_job_id(self, environ):
+        return environ["SLURM_JOB_ID"]
+
+    def controller_alive(self):
+        return self.alive.pop(0) if len(self.alive) > 1 else self.alive[0]
+
+    def requeue(self, job_id, *, restart_count):
+        self.requeued.append(job_id)
+        if self.refusal:
+            raise SchedulerError(self.refusal)
+        return self.accepts
+
+
+@pytest.fixture
+def layout(tmp_path):
+    layout = RunLayout(tmp_path)
+    spec = RunSpec(steps=60, recovery=RecoverySpec(max_failures=2))
+    spec.cluster.nodes, spec.cluster.tasks_per_node = 2, 2
+    layout.steps.mkdir(parents=True)
+    layout.submit.mkdir()
+    write_json(layout.run_json, {"schema_version": 1, "scheduler": "local", "spec": to_dict(spec)})
+    return layout
+
+
+def begin(layout, *, adopted=()):
+    """One attempt whose ranks were started."""
+    attempt = claim(layout, Attempt(
+        number=0, job_id="12", restart_count=0, nodes=["n1", "n2"], claimed_at=1.0,
+        adopted=[AdoptedStep(step, "d") for step in adopted],
+    ))  # fmt: skip
+    paths = layout.attempt(attempt.number)
+    (paths.logs / "rank-0.log").touch()
+    return paths
+
+
+def rank_error(paths, rank, at, message, kind="ValueError", node="n1"):
+    write_json(paths.ranks / f"rank-{rank:05d}.json", {
+        "schema_version": 1, "rank": rank, "node": node, "step": 3, "at": at, "type": kind,
+        "message": message, "traceback": [],
+    })  # fmt: skip
+
+
+def decide(layout, scheduler=None, *, attempt=1, rc=1, term=False, sleep=time.sleep):
+    return recover(
+        layout, scheduler or FakeScheduler(), {"SLURM_JOB_ID": "12"},
+        attempt=attempt, rc=rc, term=term, sleep=sleep,
+    )  # fmt: skip
+
+
+def test_a_stopped_attempt_is_requeued_and_its_decision_is_on_record(layout):
+    paths = begin(layout)
+    write_outcome(paths, Outcome(STOPPED, step=20, committed_step=20, signal="SIGUSR1"))
+    scheduler = FakeScheduler()
+    assert decide(layout, scheduler, rc=75).action == "requeued"
+    assert scheduler.requeued == ["12"]
+    record = read_json(paths.root / "decision.json")
+    assert (record["action"], record["rc"], record["term"]) == ("requeued", 75, False)
+    kinds = [event["kind"] for event in read_events(paths)]
+    assert kinds == ["ranks_ended", "decided", "requeue_asked"]
+
+
+def test_the_decision_is_on_disk_before_the_requeue_is_asked_for(layout):
+    paths = begin(layout)
+
+    class Looking(FakeScheduler):
+        def requeue(self, job_id, *, restart_count):
+            assert read_json(paths.root / "decision.json")["action"] == "requeued"
+            return super().requeue(job_id, restart_count=restart_count)
+
+    assert decide(layout, Looking(), rc=143, term=True).action == "requeued"
+
+
+@pytest.mark.parametrize("scheduler", [
+    FakeScheduler(accepts=False), FakeScheduler(refusal="Slurm refuses: no --requeue"),
+])  # fmt: skip
+def test_a_requeue_that_cannot_be_becomes_a_stop_on_record(layout, scheduler):
+    paths = begin(layout)
+    decision = decide(layout, scheduler, rc=143, term=True)
+    assert decision.action == "stop"
+    assert "not queued again" in decision.reason and "submit the run again" in decision.reason
+    assert read_json(paths.root / "decision.json")["action"] == "stop"
+
+
+def test_failures_in_a_row_stop_the_run_and_a_committed_step_begins_the_count_anew(layout):
+    actions = []
+    for attempt in range(1, 6):
+        committed = [10] if attempt > 2 else []
+        begin(layout, adopted=committed)
+        if attempt == 2:
+            publish_step(layout, 10)
+        actions.append(decide(layout, attempt=attempt).action)
+    assert actions == ["restart", "restart", "restart", "restart", "stop"]
+
+
+def test_the_first_failing_rank_is_named_and_echoes_are_not(layout):
+    paths = begin(layout)
+    rank_error(paths, 0, 5.0, "rank 0 lost another rank", kind="PeerLost")
+    rank_error(paths, 3, 9.0, "loss is nan", node="n2")
+    rank_error(paths, 1, 9.5, "later")
+    decision = decide(layout)
+    assert "rank 3 on n2 failed first" in decision.reason
+    assert "ValueError: loss is nan" in decision.reason
+    assert str(paths.logs / "rank-3.log") in decision.reason
+
+
+def test_the_one_rank_without_a_word_is_named_when_all_others_only_lost_it(layout):
+    paths = begin(layout)
+    for rank in (0, 1, 3):
+        rank_error(paths, rank, 5.0, "lost a rank", kind="PeerLost")
+    decision = decide(layout, rc=137)
+    assert "rank 2 on n2 failed first" in decision.reason
+    assert "without a word" in decision.reason
+
+
+def test_a_torn_record_of_a_rank_does_not_keep_the_run_from_going_on(layout):
+    paths = begin(layout)
+    (paths.ranks / "rank-00001.json").write_text('{"schema_ver')
+    paths.outcome_json.write_text("{")
+    assert decide(layout, rc=137).action == "restart"
+
+
+def test_ranks_that_did_not_save_in_time_are_requeued_not_restarted(layout):
+    append_event(begin(layout), "signal", signal="SIGTERM")
+    assert decide(layout, rc=143).action == "requeued"
+
+
+def test_while_slurmctld_is_away_no_failure_is_counted_and_it_is_waited_for(layout):
+    paths = begin(layout)
+    (paths.logs / "rank-0.log").unlink()
+    slept = []
+    scheduler = FakeScheduler(alive=[False, False, False, True])
+    decision = decide(layout, scheduler, rc=1, sleep=slept.append)
+    assert (decision.action, decision.cause) == ("restart", "not_started")
+    assert len(slept) == 2
+    begin(layout)
+    assert decide(layout, attempt=2).failures_in_a_row == 1
+
+
+def local_job(layout):
+    """This test is the job's runner, so that the local scheduler accepts requests."""
+    own = ProcessName.of(os.getpid())
+    write_job(layout, LocalJob("12", "RUNNING", 0, own.pid, own.started))
+
+
+def verb(layout, *options):
+    return [sys.executable, "-m", "ftslurm", "recover", str(layout.root), *options]
+
+
+def test_the_verb_prints_one_word_and_says_why_on_stderr(layout):
+    begin(layout)
+    environ = {**os.environ, "SLURM_JOB_ID": "12"}
+    done = subprocess.run(
+        verb(layout, "--attempt", "1", "--rc", "1"),
+        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "restart\n")
+    assert "no rank said why" in done.stderr
+    local_job(layout)
+    begin(layout)
+    done = subprocess.run(
+        verb(layout, "--attempt", "2", "--rc", "143", "--term"),
+        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "requeued\n")
+    assert json.loads((layout.submit / "local-requeue.json").read_text())["job_id"] == "12"
+
+
+def test_the_verb_outlives_the_term_that_its_own_requeue_brings(layout, tmp_path):
+    """A scontrol that TERMs its caller, and dies of it where it is not told to ignore it."""
+    begin(layout)
+    record = read_json(layout.run_json)
+    write_json(layout.run_json, {**record, "scheduler": "slurm"})
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text(
+        '#!/bin/sh\necho "$@" >> "$0.log"\n[ "$1" = ping ] && exit 0\nkill -TERM $PPID $$\nexit 0\n'
+    )
+    (tools / "scontrol").chmod(0o755)
+    environ = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+    done = subprocess.run(
+        verb(layout, "--attempt", "1", "--rc", "143", "--term"),
+        cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "requeued\n"), done.stderr
+    assert (tools / "scontrol.log").read_text() == "ping\nrequeue Incomplete 12\n"
+    assert done.returncode != -signal.SIGTERM

@@ -1,0 +1,216 @@
+"""The Slurm scheduler says the right command and reads the answers that real versions give."""
+
+import os
+import stat
+
+import pytest
+
+from ftslurm.errors import SchedulerError
+from ftslurm.run.spec import ClusterSpec
+from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.protocol import LOGS
+from ftslurm.scheduler.slurm import Completed, SlurmScheduler, run_command
+
+OK = Completed(0, "", "")
+DOWN = Completed(1, "Slurmctld(primary) at ftctl is DOWN\n", "")
+
+
+class Commands:
+    """Runs nothing: answers by a command's first two words, the last answer again and again."""
+
+    def __init__(self, **answers):
+        self.answers = {"scontrol_ping": [OK], **answers}
+        self.seen = []
+
+    def __call__(self, argv, timeout_s):
+        assert 0 < timeout_s <= 60
+        self.seen.append(argv)
+        answers = self.answers.get("_".join(argv[:2]).replace("--", ""), self.answers.get(argv[0]))
+        assert answers, f"unexpected {argv}"
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    def count(self, *words):
+        return sum(argv[: len(words)] == list(words) for argv in self.seen)
+
+
+def squeue(line):
+    return [Completed(0, f"{line}\n", "")]
+
+
+def requeue(commands, **options):
+    slept = []
+    scheduler = SlurmScheduler(commands, sleep=slept.append)
+    return scheduler.requeue("70_1", **options), slept
+
+
+def test_a_requeue_names_one_array_task_and_leaves_ended_jobs_alone():
+    commands = Commands(scontrol_requeue=[OK], squeue=squeue("COMPLETING|None|NONE"))
+    assert requeue(commands) == (True, [])
+    assert ["scontrol", "requeue", "Incomplete", "70_1"] in commands.seen
+
+
+def test_a_requeue_that_killed_its_scontrol_was_accepted():
+    commands = Commands(
+        scontrol_requeue=[Completed(143, "", "")], squeue=squeue("COMPLETING|None|NONE")
+    )
+    assert requeue(commands) == (True, [])
+
+
+def test_a_second_requeue_finds_the_job_pending_and_that_is_success():
+    text = "Job is pending execution for job 70_1"
+    commands = Commands(
+        scontrol_requeue=[Completed(1, "", text)], squeue=squeue("PENDING|BeginTime|N/A")
+    )
+    assert requeue(commands) == (True, [])
+
+
+@pytest.mark.parametrize("rc", [0, 1])
+def test_a_cancelled_job_stays_cancelled(rc):
+    # `Incomplete` leaves it alone, with code 0 (seen on 22.05).
+    commands = Commands(
+        scontrol_requeue=[Completed(rc, "", "")],
+        squeue=squeue("CANCELLED|None|2026-11-29T15:16:43"),
+    )
+    assert requeue(commands) == (False, [])
+
+
+@pytest.mark.parametrize(("restarts", "accepted"), [
+    ("0", False),  # cancelled: being torn down, and not queued again
+    ("1", True),
+    ("", True),  # not to be had: the code 0 counts
+])  # fmt: skip
+def test_a_job_being_torn_down_comes_back_only_when_its_restart_count_has_risen(restarts, accepted):
+    commands = Commands(
+        scontrol_requeue=[OK],
+        squeue=[*squeue("COMPLETING|None|NONE"), Completed(0, f"{restarts:<20}\n", "")],
+    )
+    assert requeue(commands, restart_count=0) == (accepted, [])
+    assert commands.seen[-1][-1] == "--Format=RestartCnt"
+
+
+def test_while_the_controller_is_away_only_ping_is_asked_and_the_requeue_comes_after():
+    commands = Commands(
+        scontrol_ping=[DOWN, DOWN, OK],
+        scontrol_requeue=[OK],
+        squeue=squeue("COMPLETING|None|NONE"),
+    )
+    accepted, slept = requeue(commands)
+    assert accepted and len(slept) == 2
+    assert commands.count("scontrol", "requeue") == 1
+
+
+def test_a_controller_that_goes_away_in_between_is_asked_again():
+    lost = Completed(1, "", "Unexpected message received for job 70_1")
+    commands = Commands(
+        scontrol_requeue=[lost, OK],
+        squeue=[Completed(1, "", "slurm_load_jobs error: Unable to contact slurm controller"),
+                *squeue("COMPLETING|None|NONE")],
+    )  # fmt: skip
+    accepted, slept = requeue(commands)
+    assert accepted and len(slept) == 1
+
+
+def test_a_job_still_running_after_an_unclear_answer_is_asked_for_again():
+    commands = Commands(
+        scontrol_requeue=[Completed(143, "", ""), OK],
+        squeue=[*squeue("RUNNING|None|NONE"), *squeue("COMPLETING|None|NONE")],
+    )
+    accepted, slept = requeue(commands)
+    assert accepted and len(slept) == 1
+
+
+@pytest.mark.parametrize("text", [
+    "Requested operation is presently disabled for job 7",
+    "Invalid job id specified for job 987654",
+    "Access/permission denied for job 33",
+])  # fmt: skip
+def test_a_refusal_for_good_is_an_error_that_quotes_it(text):
+    commands = Commands(
+        scontrol_requeue=[Completed(1, "", text)], squeue=squeue("RUNNING|None|NONE")
+    )
+    with pytest.raises(SchedulerError, match=text):
+        requeue(commands)
+
+
+def test_a_requeue_is_given_up_when_told_so():
+    with pytest.raises(SchedulerError, match="does not answer"):
+        requeue(Commands(scontrol_ping=[DOWN]), give_up=lambda: True)
+
+
+@pytest.mark.parametrize(("line", "moved"), [
+    ("PENDING|BeginTime|NONE", True),
+    ("PENDING|Resources|NONE", False),
+    ("PENDING|JobHeldUser|N/A", False),
+    ("COMPLETING|None|NONE", False),
+    ("RUNNING|None|NONE", False),
+])  # fmt: skip
+def test_only_a_job_that_waits_for_its_begin_time_is_hastened_and_never_to_now(line, moved):
+    commands = Commands(squeue=squeue(line), scontrol_update=[OK])
+    assert SlurmScheduler(commands).hasten("12") is moved
+    updates = [argv for argv in commands.seen if argv[1] == "update"]
+    assert updates == ([["scontrol", "update", "jobid=12", "StartTime=now+4"]] if moved else [])
+
+
+def test_the_warn_signal_goes_to_the_steps_only():
+    commands = Commands(scancel=[OK])
+    SlurmScheduler(commands).signal_ranks("12", "USR1")
+    assert commands.seen == [["scancel", "--signal=USR1", "12"]]
+
+
+def test_a_state_that_cannot_be_had_is_unknown_with_the_reason():
+    invalid = Completed(1, "", "slurm_load_jobs error: Invalid job id specified")
+    state = SlurmScheduler(Commands(squeue=[invalid])).job_state("987654")
+    assert not state.is_known and "Invalid job id" in state.reason
+
+
+@pytest.mark.parametrize(("environ", "job_id"), [
+    ({"SLURM_JOB_ID": "71"}, "71"),
+    ({"SLURM_JOB_ID": "70", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"}, "70_2"),
+])  # fmt: skip
+def test_the_last_task_of_an_array_is_not_taken_for_the_whole_array(environ, job_id):
+    assert SlurmScheduler().own_job_id(environ) == job_id
+
+
+def test_ranks_are_launched_with_every_default_of_site_and_user_overridden():
+    cluster = ClusterSpec(nodes=2, tasks_per_node=4, cpus_per_task=3, wait_s=0)
+    argv = open_scheduler("slurm").launch_ranks_argv(cluster, python="/unused")
+    assert argv[0] == "srun"
+    for option in ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3",
+                   "--export=ALL", "--kill-on-bad-exit=1", "--wait=0",
+                   f"--output={LOGS}/rank-%t.log"):  # fmt: skip
+        assert option in argv
+    assert "--no-kill" not in argv
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    def make(text):
+        path = tmp_path / "squeue"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return make
+
+
+def test_a_users_own_defaults_do_not_change_what_a_command_prints(tool, monkeypatch):
+    tool("env")
+    for name in ("SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SINFO_FORMAT"):
+        monkeypatch.setenv(name, "relative")
+    monkeypatch.setenv("SLURM_CONF", "/site/slurm.conf")
+    seen = run_command(["squeue"], 10).stdout.splitlines()
+    assert not any(line.endswith("=relative") for line in seen)
+    assert "SLURM_CONF=/site/slurm.conf" in seen and "LC_ALL=C" in seen
+
+
+def test_death_by_a_signal_reads_as_in_a_shell(tool):
+    tool("kill -TERM $$")
+    assert run_command(["squeue"], 10).rc == 143
+
+
+def test_a_command_that_hangs_or_is_missing_is_a_sentence(tool):
+    tool("exec sleep 30")
+    with pytest.raises(SchedulerError, match="gave no answer for 0.2 s"):
+        run_command(["squeue"], 0.2)
+    with pytest.raises(SchedulerError, match="not on PATH.*cluster=local"):
+        run_command(["squeue-that-is-not-there"], 5)
