@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Optional
 
-from ftslurm.errors import EXIT_OK, EXIT_USAGE, FtslurmError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, EXIT_TRY_AGAIN, EXIT_USAGE, FtslurmError
 
 # verb -> (module:function, one line of help). `data` alone leads into the training half; it is
 # imported by name when asked for, so that every other verb stays free of numpy and h5py.
@@ -46,6 +46,14 @@ def main(argv: Optional[list[str]] = None) -> int:
     except FtslurmError as error:
         print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
+    except FileNotFoundError as error:
+        print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    except BrokenPipeError:
+        return EXIT_OK  # `ftslurm status RUN | head` has seen enough
+    except OSError as error:
+        print(f"ftslurm: error: {error}; try again", file=sys.stderr)  # noqa: T201
+        return EXIT_TRY_AGAIN
 
 
 def _help() -> str:

@@ -19,6 +19,8 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_TRY_AGAIN = 75
+"""The file system or network failed (an OSError): the same command may work in a moment."""
 
 # Exit codes of a rank. Hints only: srun reports the highest of all ranks, and --kill-on-bad-exit
 # turns the others into 143; outcome.json is the truth. All below 128, where shells put signals.

@@ -89,8 +89,11 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
     """
     body = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
     line = f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = b"\n" + line  # the writer before was cut off: its torn line stays alone
         os.write(fd, line)
     finally:
         os.close(fd)

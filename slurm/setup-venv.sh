@@ -44,7 +44,11 @@ if ! python=$(find_python); then
 fi
 
 echo "setup: $venv from $python ($("$python" -V))" >&2
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+umask 022 # jobs run as other users
+if [ ! -e "$venv/.complete" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    rm -rf "$venv" # what an interrupted set-up or another interpreter left
+    "$python" -m venv "$venv"
+fi
 # torch is asked for by its exact pin: a range may resolve to another build of several GB.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
     "$(grep '^torch==' constraints.txt)" -e '.[train,tokenizers,dev]'

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from fakes.steps import publish_step
+from checkpoints import make_step
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
@@ -21,6 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[03-04]"}
 
 
+@pytest.fixture(autouse=True)
+def no_controller(monkeypatch):
+    """These jobs are known to no Slurm, not even on a machine that has one."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
 @pytest.fixture
 def layout(tmp_path):
     layout = RunLayout(tmp_path)
@@ -30,12 +36,18 @@ def layout(tmp_path):
 
 
 def test_a_claim_says_number_first_node_and_port(layout):
-    word, attempt, address, port = claim_attempt(layout, JOB).split()
-    assert (word, attempt, address) == ("go", "1", "n03")
+    word, attempt, address, port, stop_at = claim_attempt(layout, JOB).split()
+    assert (word, attempt, address, stop_at) == ("go", "1", "n03", "0")
     assert FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS
     claimed = read_attempt(layout, 1)
     assert (claimed.job_id, claimed.restart_count, claimed.nodes) == ("12", 0, ["n03", "n04"])
     assert [event["kind"] for event in read_events(layout.attempt(1))] == ["claimed"]
+
+
+def test_a_claim_says_when_the_warn_signal_is_due(layout, monkeypatch):
+    monkeypatch.setattr("ftslurm.recovery.claim.read_end_time", lambda *_: 5000.7)
+    lead_s = RunSpec().cluster.signal_lead_s
+    assert claim_attempt(layout, JOB).split()[-1] == str(5000 - lead_s)
 
 
 def test_an_array_task_is_known_by_its_own_id(layout):
@@ -49,11 +61,28 @@ def test_an_array_task_is_known_by_its_own_id(layout):
 def test_a_claim_adopts_the_steps_committed_by_now_and_no_later_one(layout):
     layout.steps.mkdir(parents=True)
     for step in (10, 20):
-        publish_step(layout, step)
+        make_step(layout, step)
     claim_attempt(layout, JOB)
-    publish_step(layout, 30)
+    make_step(layout, 30)
     assert sorted(item.step for item in read_attempt(layout, 1).adopted) == [10, 20]
     assert all(len(item.digest) == 64 for item in read_attempt(layout, 1).adopted)
+
+
+def test_a_claim_leaves_out_what_a_dead_attempt_published_late(layout):
+    make_step(layout, 10)
+    claim_attempt(layout, JOB)  # attempt 1
+    claim_attempt(layout, JOB)  # attempt 2; attempt 1 is thought dead and is not
+    make_step(layout, 15, attempt=2)
+    make_step(layout, 20, attempt=1)
+    claim_attempt(layout, JOB)  # attempt 3, before attempt 2 has put the late step aside
+    assert sorted(item.step for item in read_attempt(layout, 3).adopted) == [10, 15]
+
+
+def test_an_attempt_that_died_in_its_claim_does_not_hold_up_the_next(layout):
+    make_step(layout, 10)
+    layout.attempt(1).root.mkdir(parents=True)
+    assert claim_attempt(layout, JOB).startswith("go 2 ")
+    assert [item.step for item in read_attempt(layout, 2).adopted] == [10]
 
 
 def test_a_finished_run_is_not_claimed_again(layout):

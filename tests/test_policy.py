@@ -36,7 +36,9 @@ def past(*words):
     ({"outcome": outcome(FINISHED), "rc": 137}, "done", "finished"),
     ({"outcome": outcome(STOPPED), "rc": RANK_STOPPED}, "requeued", "asked_to_leave"),
     ({"outcome": outcome(STOPPED), "rc": 143, "term": True}, "requeued", "asked_to_leave"),
-    ({"outcome": outcome(STOPPED, committed=40), "rc": 75}, "requeued", "asked_to_leave"),
+    ({"outcome": outcome(STOPPED, committed=40), "rc": 75}, "requeued", "failed"),
+    ({"outcome": outcome(STOPPED, committed=40), "rc": 75, "progressed": True},
+     "requeued", "asked_to_leave"),
     ({"term": True, "rc": 143}, "requeued", "asked_to_leave"),
     ({"rc": RANK_NEVER_RETRY}, "stop", "never_retry"),
     ({"outcome": outcome(FAILED, retry=False), "rc": 143}, "stop", "never_retry"),
@@ -46,6 +48,7 @@ def past(*words):
     ({"rc": 0}, "restart", "failed"),
     ({"rc": RANK_STOPPED}, "restart", "failed"),
     ({"rc": 143, "ranks_signalled": True}, "requeued", "failed"),
+    ({"rc": 138, "limit_is_near": True}, "requeued", "failed"),
     ({"rc": 1, "controller_away": True}, "restart", "not_started"),
 ])  # fmt: skip
 def test_the_first_rule_that_applies_decides(changes, action, cause):
@@ -99,3 +102,13 @@ def test_the_reason_of_a_requeue_tells_the_step_that_the_next_attempt_starts_fro
     )
     none = replace(PLAIN, term=True, committed_step=None)
     assert "begins at step 0" in decide([], none, max_failures=3).reason
+
+
+def test_stops_that_never_save_end_the_run_and_say_what_to_change():
+    late = replace(
+        PLAIN, outcome=outcome(STOPPED, step=45, committed=40, signal="SIGUSR1", reason="too slow")
+    )
+    assert decide(past(*"ff"), late, max_failures=3).action == "requeued"
+    stop = decide(past(*"fff"), late, max_failures=3)
+    assert (stop.action, stop.failures_in_a_row) == ("stop", 4)
+    assert "too slow" in stop.reason and "cluster.signal_lead_s" in stop.reason

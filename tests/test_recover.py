@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes.steps import publish_step
+from checkpoints import make_step
 
 from ftslurm.errors import SchedulerError
 from ftslurm.files import read_json, write_json
@@ -37,12 +37,16 @@ class FakeScheduler:
 
     name = "fake"
 
-    def __init__(self, *, accepts=True, refusal=None, alive=(True,)):
+    def __init__(self, *, accepts=True, refusal=None, alive=(True,), end_at=None):
         self.accepts, self.refusal, self.alive = accepts, refusal, list(alive)
+        self.end_at = end_at
         self.requeued = []
 
     def own_job_id(self, environ):
         return environ["SLURM_JOB_ID"]
+
+    def end_time(self, job_id):
+        return self.end_at
 
     def controller_alive(self):
         return self.alive.pop(0) if len(self.alive) > 1 else self.alive[0]
@@ -90,6 +94,29 @@ def decide(layout, scheduler=None, *, attempt=1, rc=1, term=False, sleep=time.sl
     )  # fmt: skip
 
 
+def test_near_the_time_limit_a_failure_is_requeued_not_restarted(layout):
+    begin(layout)
+    near, far = (FakeScheduler(end_at=time.time() + wait_s) for wait_s in (150, 4000))
+    assert decide(layout, far, rc=138).action == "restart"
+    assert decide(layout, near, rc=138).action == "requeued"
+    assert (near.requeued, far.requeued) == (["12"], [])
+
+
+def test_a_full_disk_does_not_cost_the_requeue(layout, monkeypatch):
+    paths = begin(layout)
+    stopped = Outcome(STOPPED, step=30, committed_step=30, signal="SIGUSR1")
+    write_outcome(paths, stopped)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ftslurm.recovery.recover.append_event", full)
+    monkeypatch.setattr("ftslurm.recovery.recover.write_json", full)
+    scheduler = FakeScheduler()
+    assert decide(layout, scheduler, rc=75).action == "requeued"
+    assert scheduler.requeued == ["12"]
+
+
 def test_a_stopped_attempt_is_requeued_and_its_decision_is_on_record(layout):
     paths = begin(layout)
     write_outcome(paths, Outcome(STOPPED, step=20, committed_step=20, signal="SIGUSR1"))
@@ -130,7 +157,7 @@ def test_failures_in_a_row_stop_the_run_and_a_committed_step_begins_the_count_an
         committed = [10] if attempt > 2 else []
         begin(layout, adopted=committed)
         if attempt == 2:
-            publish_step(layout, 10)
+            make_step(layout, 10)
         actions.append(decide(layout, attempt=attempt).action)
     assert actions == ["restart", "restart", "restart", "restart", "stop"]
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes.steps import publish_step
+from checkpoints import make_step
 
 from ftslurm.errors import RunError
 from ftslurm.files import write_json
@@ -119,8 +119,8 @@ def test_a_step_trained_three_times_is_lost_twice(layout):
 def test_the_story_names_nodes_signal_decision_and_committed_steps(layout):
     write_outcome(attempt(layout, trained_to=30), Outcome(STOPPED, 30, 30, "SIGUSR1"))
     decide(layout.attempt(1), "requeued", "stopped on SIGUSR1 at step 30, all committed")
-    publish_step(layout, 20)
-    publish_step(layout, 30)
+    make_step(layout, 20)
+    make_step(layout, 30)
     text = render_story(story(layout), now=NOW)
     for words in ("run-1: waiting", "step 30 of 60", "newest committed step 30", "kept: 20, 30",
                   "attempt 1 (job 12, n1,n2): from step 0 to step 30, stopped on SIGUSR1",

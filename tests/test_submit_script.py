@@ -106,6 +106,9 @@ def test_the_loop_restarts_until_recover_says_otherwise(loop):
         (["0 go 1 n1 20001"], ["0 requeued"], 0),
         (["0 go 1 n1 20001"], ["0 stop"], 1),
         (["0 go 1 n1 20001"], ["2"], 1),
+        # A file system that is away for a moment is asked again.
+        (["75", "0 go 1 n1 20001 0"], ["0 requeued"], 0),
+        (["0 go 1 n1 20001 0"], ["75", "0 requeued"], 0),
     ],
 )
 def test_the_job_leaves_with_the_code_that_fits(loop, claim, recover, code):

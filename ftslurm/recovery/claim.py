@@ -1,7 +1,7 @@
 """`ftslurm claim RUN`: take the next attempt's number, for the batch script.
 
-Prints `go ATTEMPT MASTER_ADDR MASTER_PORT`, or `done` when the run has finished. The steps that are
-committed by now are recorded as the attempt's own: one that an older attempt publishes later is
+Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT`, or `done` when the run has finished. The steps
+that are committed by now are recorded as adopted: one that an older attempt publishes later is
 fenced.
 """
 
@@ -20,9 +20,11 @@ from typing import Callable, Optional
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import EXIT_OK, RunError
 from ftslurm.files import read_json
-from ftslurm.run.attempts import AdoptedStep, Attempt, append_event, claim
+from ftslurm.run.attempts import AdoptedStep, Attempt, append_event, claim, numbers, read_attempt
 from ftslurm.run.layout import RunLayout
-from ftslurm.scheduler import open_scheduler
+from ftslurm.run.spec import from_dict
+from ftslurm.scheduler import open_scheduler, read_end_time
+from ftslurm.scheduler.protocol import Scheduler
 
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 FIRST_PORT = 20_000
@@ -33,7 +35,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="ftslurm claim",
         description="Take the next attempt's number (called by the batch script).",
-        epilog='example: read -r word attempt addr port < <(ftslurm claim "$FTSLURM_RUN_DIR")',
+        epilog="example: read -r word attempt addr port stop_at < <(ftslurm claim RUN)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     options = parser.parse_args(argv)
@@ -48,7 +50,6 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
     scheduler = open_scheduler(read_json(layout.run_json)["scheduler"], run_dir=layout.root)
     job_id = scheduler.own_job_id(environ)
     nodes = scheduler.nodes(environ)
-    published = CheckpointStore(layout).published()
     attempt = claim(
         layout,
         Attempt(
@@ -57,7 +58,7 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
             restart_count=int(environ.get("SLURM_RESTART_COUNT") or 0),
             nodes=nodes,
             claimed_at=time.time(),
-            adopted=[AdoptedStep(item.step, item.committed_digest) for item in published],
+            adopted=adoptable(layout),
         ),
     )
     port = choose_port(f"{job_id} {attempt.number}")
@@ -70,7 +71,35 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
         port=port,
         adopted=[item.step for item in attempt.adopted],
     )
-    return f"go {attempt.number} {scheduler.master_address(nodes)} {port}"
+    stop_at = _stop_at(layout, scheduler, environ)
+    return f"go {attempt.number} {scheduler.master_address(nodes)} {port} {stop_at}"
+
+
+def _stop_at(layout: RunLayout, scheduler: Scheduler, environ: Mapping[str, str]) -> int:
+    """UTC seconds at which the warn signal is due; 0 when the end of the job is not known.
+
+    Slurm sends it once, to the job steps that run then: between two attempts it reaches nobody.
+    """
+    lead_s = from_dict(read_json(layout.run_json)["spec"]).cluster.signal_lead_s
+    end_at = read_end_time(scheduler, environ)
+    return 0 if end_at is None else int(end_at - lead_s)
+
+
+def adoptable(layout: RunLayout) -> list[AdoptedStep]:
+    """The committed steps that belong to the run's history by now, newest first.
+
+    Not among them: what an attempt older than the newest one published after that was claimed. Its
+    rank 0 may have died before it put such a step aside.
+    """
+    store = CheckpointStore(layout)
+    steps = [AdoptedStep(item.step, item.committed_digest) for item in store.published()]
+    # A claim that was killed half way leaves a folder without attempt.json, and no ranks.
+    claimed = [n for n in numbers(layout) if layout.attempt(n).attempt_json.exists()]
+    if not claimed:
+        return steps
+    newest = read_attempt(layout, claimed[-1])
+    strays = {stray.step for stray in store.fence(newest.number, newest.adopted)}
+    return [step for step in steps if step.step not in strays]
 
 
 def is_free_here(port: int) -> bool:

@@ -40,8 +40,9 @@ def read_evidence(layout: RunLayout, number: int, *, rc: int, term: bool) -> Evi
 
 
 def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
-    """Attempts before `number`, oldest first."""
-    earlier = [past for past in numbers(layout) if past < number]
+    """Attempts before `number`, oldest first; one that was cut off in its claim had no ranks."""
+    claimed = [past for past in numbers(layout) if layout.attempt(past).attempt_json.exists()]
+    earlier = [past for past in claimed if past < number]
     adopted = {past: _newest_adopted(layout, past) for past in [*earlier, number]}
     following = [*earlier[1:], number]
     return [

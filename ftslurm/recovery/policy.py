@@ -70,6 +70,8 @@ class Evidence:
     first_failure: Optional[RankFailure] = None
     ranks_signalled: bool = False
     """The ranks noted a stop signal."""
+    limit_is_near: bool = False
+    """The warn signal before the time limit is due or was sent, between attempts to nobody."""
     controller_away: bool = False
     """No rank was started, and slurmctld does not answer."""
 
@@ -90,7 +92,9 @@ def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: 
     if evidence.done or (outcome is not None and outcome.result == FINISHED):
         return Decision(DONE, CAUSE_FINISHED, "the run has finished")
     if outcome is not None and outcome.result == STOPPED:
-        return Decision(REQUEUED, CAUSE_ASKED, _stopped(outcome))
+        if outcome.committed_step == outcome.step or evidence.progressed:
+            return Decision(REQUEUED, CAUSE_ASKED, _stopped(outcome))
+        return _after_unsaved_stop(history, evidence, outcome, max_failures)
     if evidence.term:
         return Decision(
             REQUEUED, CAUSE_ASKED, f"the job was told to end; {_resume_point(evidence)}"
@@ -109,6 +113,24 @@ def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: 
     return _after_failure(history, evidence, max_failures)
 
 
+def _after_unsaved_stop(
+    history: Sequence[PastAttempt], evidence: Evidence, outcome: Outcome, max_failures: int
+) -> Decision:
+    """Asked to leave, with nothing newly committed: the next attempt would train the same steps."""
+    count = _failures_in_a_row(history, evidence)
+    if count <= max_failures:
+        return Decision(REQUEUED, CAUSE_FAILED, _stopped(outcome), count)
+    return Decision(
+        STOP,
+        CAUSE_FAILED,
+        f"{_count(count)} without a newly committed step, recovery.max_failures is {max_failures}: "
+        f"{_stopped(outcome)} ({outcome.reason}); the save does not fit into the time that is "
+        "left after the signal: save more often (checkpoint.interval_steps), ask for a longer "
+        "cluster.signal_lead_s, or look at the storage, and submit again",
+        count,
+    )
+
+
 def _after_failure(
     history: Sequence[PastAttempt], evidence: Evidence, max_failures: int
 ) -> Decision:
@@ -122,11 +144,13 @@ def _after_failure(
             count,
         )
     what = f"{_what_failed(evidence)}; {_resume_point(evidence)}"
+    # A restart in place would end with the allocation, a moment later.
     if evidence.ranks_signalled:
-        # A restart in place would end with the allocation, seconds later.
         return Decision(
             REQUEUED, CAUSE_FAILED, f"asked to leave, the ranks did not save in time: {what}", count
         )
+    if evidence.limit_is_near:
+        return Decision(REQUEUED, CAUSE_FAILED, f"{what}; the time limit is near", count)
     return Decision(RESTART, CAUSE_FAILED, what, count)
 
 

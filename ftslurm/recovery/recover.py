@@ -1,19 +1,21 @@
 """`ftslurm recover RUN --attempt N --rc RC [--term]`: what follows an attempt.
 
 Called by the batch script. Prints one word, `done`, `restart`, `requeued` or `stop`, and on stderr
-why. The decision is durable in the attempt's decision.json before it is acted on. `requeued` is
+why. The decision is durable in the attempt's decision.json before it is acted on, unless the disk
+refuses: then it is acted on all the same. `requeued` is
 printed only once the scheduler has accepted: on Slurm 22.05 a script that leaves before is final.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -23,6 +25,7 @@ from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_hi
 from ftslurm.recovery.policy import (
     CAUSE_NOT_STARTED,
     REQUEUED,
+    RESTART,
     STOP,
     Decision,
     Evidence,
@@ -30,9 +33,13 @@ from ftslurm.recovery.policy import (
 )
 from ftslurm.run.attempts import append_event
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import from_dict
-from ftslurm.scheduler import open_scheduler
+from ftslurm.run.spec import ClusterSpec, from_dict
+from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
+
+EARLIEST_WARNING_S = 70
+"""How much before the asked lead Slurm may send the warn signal (8 s seen, up to 60 s by
+sbatch(1)), and some seconds for a start that would be in vain."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
@@ -73,15 +80,19 @@ def recover(
 ) -> Decision:
     """Decide, write it down, act; the decision as it stands at the end."""
     paths = layout.attempt(attempt)
-    append_event(paths, "ranks_ended", now=now, rc=rc, term=term)
+    with _best_effort():
+        append_event(paths, "ranks_ended", now=now, rc=rc, term=term)
     evidence = read_evidence(layout, attempt, rc=rc, term=term)
     if rc != 0 and not term and not ranks_were_started(paths):
         away = not scheduler.controller_alive()
         evidence = dataclasses.replace(evidence, controller_away=away)
     spec = from_dict(read_json(layout.run_json)["spec"])
-    decision = decide(
-        read_history(layout, attempt), evidence, max_failures=spec.recovery.max_failures
-    )
+    history, max_failures = read_history(layout, attempt), spec.recovery.max_failures
+    decision = decide(history, evidence, max_failures=max_failures)
+    # Asked only where it matters: Slurm may take its time to answer, and grace may be running.
+    if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, now()):
+        evidence = dataclasses.replace(evidence, limit_is_near=True)
+        decision = decide(history, evidence, max_failures=max_failures)
     _write_decision(layout, evidence, decision, now=now)
     if decision.action == REQUEUED:
         decision = _requeue(layout, scheduler, environ, evidence, decision, now=now)
@@ -102,7 +113,8 @@ def _requeue(
 ) -> Decision:
     """Place the requeue, for as long as it takes; refused for good or in vain it becomes a stop."""
     job_id = scheduler.own_job_id(environ)
-    append_event(layout.attempt(evidence.number), "requeue_asked", now=now, job_id=job_id)
+    with _best_effort():
+        append_event(layout.attempt(evidence.number), "requeue_asked", now=now, job_id=job_id)
     try:
         restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
         if scheduler.requeue(job_id, restart_count=restart_count):
@@ -119,6 +131,22 @@ def _requeue(
     return refused
 
 
+def _limit_is_near(
+    scheduler: Scheduler, environ: Mapping[str, str], cluster: ClusterSpec, now_s: float
+) -> bool:
+    end_at = read_end_time(scheduler, environ)
+    return end_at is not None and end_at - now_s <= cluster.signal_lead_s + EARLIEST_WARNING_S
+
+
+@contextlib.contextmanager
+def _best_effort() -> Iterator[None]:
+    """A journal that cannot be written (disk full, I/O error) must not cost the run its requeue."""
+    try:
+        yield
+    except OSError as error:
+        print(f"ftslurm: warning: not in the journal: {error}", file=sys.stderr)  # noqa: T201
+
+
 def _write_decision(
     layout: RunLayout, evidence: Evidence, decision: Decision, *, now: Callable[[], float]
 ) -> None:
@@ -133,12 +161,13 @@ def _write_decision(
         "decided_at": now(),
     }
     paths = layout.attempt(evidence.number)
-    write_json(paths.root / "decision.json", record)
-    append_event(
-        paths,
-        "decided",
-        now=now,
-        action=decision.action,
-        cause=decision.cause,
-        reason=decision.reason,
-    )
+    with _best_effort():
+        write_json(paths.root / "decision.json", record)
+        append_event(
+            paths,
+            "decided",
+            now=now,
+            action=decision.action,
+            cause=decision.cause,
+            reason=decision.reason,
+        )

@@ -38,6 +38,9 @@ class RankEnvironment:
     node: str
     master_addr: str
     master_port: int
+    stop_at: Optional[float] = None
+    """UTC seconds at which to stop of one's own accord: the warn signal is due by then, and one
+    that came between two job steps has reached nobody."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> RankEnvironment:
@@ -53,6 +56,7 @@ class RankEnvironment:
                 node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
                 master_addr=environ["MASTER_ADDR"],
                 master_port=int(environ["MASTER_PORT"]),
+                stop_at=float(environ.get("FTSLURM_STOP_AT") or 0) or None,
             )
         except KeyError as error:
             raise UsageError(
@@ -72,12 +76,14 @@ class RankEnvironment:
 class StopFlag:
     """Set by the first stop signal; a second one changes nothing.
 
-    The handler stores one integer: no lock, no log, no I/O (signal-safety(7); a save inside a
+    The handler stores two numbers: no lock, no log, no I/O (signal-safety(7); a save inside a
     handler hangs at random, lightning#21406). USR1 and TERM may both come, TERM up to three times.
     """
 
     def __init__(self) -> None:
         self.signal_number = 0
+        self.signalled_at = 0.0
+        """time.monotonic() of the first signal."""
 
     def install(self) -> None:
         for number in STOP_SIGNALS:
@@ -85,6 +91,7 @@ class StopFlag:
 
     def _set(self, number: int, frame: Optional[FrameType]) -> None:
         if not self.signal_number:
+            self.signalled_at = time.monotonic()
             self.signal_number = number
 
     @property

@@ -14,7 +14,8 @@ from typing import Any, Optional
 
 from ftslurm.errors import SpecError
 
-_TIME = re.compile(r"^(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)$")
+# `1-05:30` is refused, not guessed at: Slurm reads hours and minutes there.
+_TIME = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 
 
 @dataclass
@@ -138,7 +139,8 @@ class RunSpec:
     name: str = "run"
     runs_dir: str = "runs"
     entry: str = "ftslurm.train.reference:train"
-    """`module:function` that takes a Session and trains."""
+    """`module:function` that takes a Session and trains; `rank:module:function` is called as the
+    whole rank, without torch."""
     steps: int = 400
     seed: int = 0
     deterministic: bool = True
@@ -183,7 +185,7 @@ def _build(kind: Any, record: dict[str, Any]) -> Any:
 
 def parse_time_s(text: str) -> int:
     """Seconds of a Slurm time limit ([DAYS-]HH:MM:SS, HH:MM:SS or MM:SS)."""
-    match = _TIME.match(text)
+    match = _TIME.fullmatch(text)
     if match is None:
         raise SpecError(f"cluster.time is `{text}`; write [DAYS-]HH:MM:SS or MM:SS, e.g. 04:00:00")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
@@ -206,6 +208,7 @@ def check(spec: RunSpec) -> None:
             "cluster.tasks_per_node": spec.cluster.tasks_per_node,
             "cluster.cpus_per_task": spec.cluster.cpus_per_task,
             "steps": spec.steps,
+            "model.heads": spec.model.heads,
             "optim.global_batch_size": spec.optim.global_batch_size,
             "optim.micro_batch_size": spec.optim.micro_batch_size,
             "checkpoint.keep_last": spec.checkpoint.keep_last,
@@ -226,6 +229,15 @@ def check(spec: RunSpec) -> None:
             "eval_interval_steps": spec.eval_interval_steps,
         },
     )
+    if spec.checkpoint.interval_s < 0:
+        raise SpecError(
+            f"checkpoint.interval_s is {spec.checkpoint.interval_s}; it has to be at least 0"
+        )
+    deadline_s = spec.checkpoint.emergency_deadline_s
+    if deadline_s is not None and deadline_s <= 0:
+        raise SpecError(
+            f"checkpoint.emergency_deadline_s is {deadline_s}; give seconds, or null to derive it"
+        )
     if ":" not in spec.entry:
         raise SpecError(f"entry is `{spec.entry}`; write `package.module:function`")
     if spec.model.width % spec.model.heads:

@@ -5,10 +5,11 @@ Never decides whether a run goes on. `open_scheduler` is the door; protocol.py s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.errors import SpecError
+from ftslurm.errors import SchedulerError, SpecError
 from ftslurm.scheduler.protocol import Scheduler
 
 
@@ -23,3 +24,11 @@ def open_scheduler(name: str, *, run_dir: Optional[Path] = None) -> Scheduler:
 
         return LocalScheduler(run_dir)
     raise SpecError(f"scheduler is `{name}`; choose slurm or local")
+
+
+def read_end_time(scheduler: Scheduler, environ: Mapping[str, str]) -> Optional[float]:
+    """UTC seconds at which the job we run in will be ended; None when nobody can say just now."""
+    try:
+        return scheduler.end_time(scheduler.own_job_id(environ))
+    except SchedulerError:
+        return None

@@ -240,8 +240,9 @@ class _Batch:
             if time.monotonic() >= kill_at:
                 _signal_group(script.pid, signal.SIGKILL)
             elif warn_at is not None and time.monotonic() >= warn_at and ending is None:
-                local_state.signal_ranks(self._layout, self._warn_signal)
-                warn_at = None
+                # Kept when there is nobody to hear it: between two attempts.
+                heard = local_state.signal_ranks(self._layout, self._warn_signal)
+                warn_at = None if heard else warn_at
         # Asked for by the script itself a moment before it left.
         return self._wanted_end(limit_at=float("inf"), ending=ending)
 

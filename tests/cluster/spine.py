@@ -17,8 +17,8 @@ from ftslurm.run.layout import RunLayout
 
 STEPS = 60
 
-# Two nodes with two ranks each. The batch is large enough for a step to last some tenths of a
-# second, so that a preemption asked for at one step arrives a few steps later, not after the end.
+# Two nodes with two ranks each, five sequences a rank in two micro-steps: a step lasts some tenths
+# of a second, so a preemption asked for at one step arrives a few steps later, not after the end.
 SETTINGS = (
     "cluster=slurm",
     "cluster.nodes=2",
@@ -27,8 +27,8 @@ SETTINGS = (
     "cluster.time=00:20:00",
     "cluster.signal_lead_s=30",
     f"steps={STEPS}",
-    "optim.global_batch_size=60",
-    "optim.micro_batch_size=8",
+    "optim.global_batch_size=20",
+    "optim.micro_batch_size=3",
     "checkpoint.interval_steps=10",
     "checkpoint.interval_s=0",
 )

@@ -1,0 +1,124 @@
+"""The README's commands work as they stand there, on a machine without Slurm."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+SLURM = {"sbatch", "srun", "scontrol", "squeue", "sacct", "scancel", "sinfo"}
+# Shorter than what a newcomer sees, which is some minutes.
+SHORTER = "steps=80 checkpoint.interval_steps=20 eval_interval_steps=40"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every command line of the bash blocks, continued lines joined, comments off."""
+    text = "".join(blocks("bash")).replace("\\\n", " ")
+    return [" ".join(shlex.split(line, comments=True)) for line in text.splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with the environment already made."""
+    copy = tmp_path_factory.mktemp("readme") / "ftslurm"
+    left_out = shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=left_out)  # times are kept: make finds nothing to set up
+    (copy / ".venv").symlink_to(Path(sys.prefix))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A PATH with all programs of this machine but Slurm's, and `ftslurm`."""
+    programs = tmp_path_factory.mktemp("bin")
+    for folder in (Path(sys.prefix) / "bin", Path("/usr/bin"), Path("/bin")):
+        for program in _programs(folder):
+            link = programs / program.name
+            if program.name not in SLURM and not link.is_symlink():
+                link.symlink_to(program)
+    return {"PATH": str(programs), "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
+
+
+def _programs(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if os.access(path, os.X_OK) and path.is_file())
+
+
+def run(
+    command: str, checkout: Path, environ: dict[str, str], *, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=checkout,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def test_the_loop_shown_is_the_loop_tested() -> None:
+    (shown,) = blocks("python")
+    assert shown == (ROOT / "tests" / "example_loop.py").read_text()
+    assert len(shown.splitlines()) <= 30
+
+
+def test_every_make_target_shown_exists_and_is_explained() -> None:
+    explained = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = {command.split()[1] for command in commands() if command.startswith("make ")}
+    assert {"submit", "test", "cluster-up", "cluster-down"} <= shown <= explained
+
+
+def test_every_verb_shown_is_one(checkout: Path, environ: dict[str, str]) -> None:
+    shown = [command for command in commands() if command.startswith("ftslurm ")]
+    assert shown
+    for verb in {command.split()[1] for command in shown}:
+        assert run(f"ftslurm {verb} --help", checkout, environ).returncode == 0
+
+
+def test_the_dry_run_shown_prints_a_script_and_writes_nothing(
+    checkout: Path, environ: dict[str, str]
+) -> None:
+    (command,) = [line for line in commands() if line.endswith("--dry-run")]
+    before = sorted(path.name for path in checkout.iterdir())
+    done = run(command, checkout, environ)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=4" in done.stdout and "srun" in done.stdout
+    assert sorted(path.name for path in checkout.iterdir()) == before
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(200)
+def test_make_submit_with_a_drill_ends_and_leaves_a_run_that_verifies(
+    checkout: Path, environ: dict[str, str]
+) -> None:
+    (command,) = [line for line in commands() if "drill=true" in line]
+    done = run(f"{command.rstrip()} ".replace("ARGS=drill=true", f"ARGS='drill=true {SHORTER}'"),
+               checkout, environ, timeout_s=190)  # fmt: skip
+    told = done.stdout
+    assert done.returncode == 0, told + done.stderr
+    assert "cluster=local, because there is no sbatch on PATH" in told
+    assert "DRILL: sent USR1" in told
+    assert re.search(r"attempt 2 .*resumed at step \d+", told)
+    assert re.search(r"finished: 80 steps, 2 attempts", told)
+    folder = re.findall(r"run directory: (\S+)", told)[-1]
+    for verb in ("status", "verify"):
+        shown = run(f"ftslurm {verb} {folder}", checkout, environ)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+def test_a_store_is_built_from_text_as_shown(checkout: Path, environ: dict[str, str]) -> None:
+    (command,) = [line for line in commands() if line.startswith("ftslurm data build")]
+    done = run(command.replace("TEXT...", "README.md ftslurm"), checkout, environ)
+    assert done.returncode == 0, done.stderr
+    assert (checkout / "OUT.h5").exists()
