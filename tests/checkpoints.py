@@ -6,6 +6,7 @@ Values depend on step and key, so that no two steps hold the same bytes.
 
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -13,8 +14,10 @@ from typing import Any, Optional, Union
 import pytest
 
 from ftslurm.checkpoint.records import IndexEntry, Manifest, Parent
+from ftslurm.checkpoint.rename import rename_new
 from ftslurm.checkpoint.shard import TensorData, write_shard
 from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.run import attempts
 from ftslurm.run.layout import RunLayout
 
 RUN_ID = "gpt-test"
@@ -42,14 +45,20 @@ def make_step(
     algorithm: str = "xxh3_128",
     extra: Optional[Mapping[str, Any]] = None,
 ) -> Path:
-    """Publish `step` as attempt `attempt` of `world_size` ranks would; returns its folder."""
+    """Publish `step` as attempt `attempt` of `world_size` ranks would; returns its folder.
+
+    An attempt that is not the newest one publishes all the same: as a writer does that was held up
+    between its last look at the journal and its rename.
+    """
     store = CheckpointStore(layout)
     if parent == NEWEST:
         published = store.published()
         parent = Parent(published[0].step, published[0].committed_digest) if published else None
     assert not isinstance(parent, str)
+    is_late = attempt < max(attempts.numbers(layout), default=0)
+    home = make_layout(layout.root / "elsewhere") if is_late else layout
     temporary, indexes = write_ranks(
-        layout, step, attempt=attempt, world_size=world_size, algorithm=algorithm
+        home, step, attempt=attempt, world_size=world_size, algorithm=algorithm
     )
     manifest = make_manifest(
         step,
@@ -60,7 +69,11 @@ def make_step(
         algorithm=algorithm,
         extra=extra,
     )
-    return store.publish(temporary, manifest)
+    path = CheckpointStore(home).publish(temporary, manifest)
+    if is_late:
+        rename_new(path, layout.steps / path.name)
+        shutil.rmtree(home.root)
+    return layout.steps / path.name
 
 
 def write_ranks(

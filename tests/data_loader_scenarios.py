@@ -141,7 +141,7 @@ def exit_without_close() -> dict[str, Any]:
 def killed_parent() -> dict[str, Any]:
     """One worker is stopped: it cannot see for itself that its rank is gone."""
     _, batches = open_batches(workers=2)
-    take(batches, 1)
+    take(batches, 2)  # one of each worker: both have set themselves up
     answer("killed_parent", {"pids": worker_pids()})
     os.kill(worker_pids()[0], signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGKILL)

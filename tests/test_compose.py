@@ -85,6 +85,8 @@ def test_a_misspelt_option_lists_the_valid(override):
         ("steps=abc", "'abc'"),
         ("cluster.nodes=1.5", "Integer"),
         ("steps=1,2", "several values"),
+        ("cluster.exclude=n1,n2", "quote it: 'cluster.exclude=\"n1,n2\"'"),
+        ("user.names=a,b", "quote it: 'user.names=\"a,b\"'"),
         ("~steps", "takes a key away"),
         ("steps", "write KEY=VALUE"),
         ("=3", "write KEY=VALUE"),
@@ -102,6 +104,19 @@ def test_what_cannot_be_is_one_sentence_that_says_why(override, says):
     assert says in refused(override)
 
 
+def test_numbers_are_not_told_to_be_quoted():
+    assert "quote" not in refused("steps=1,2") and "quote" not in refused("model=tiny,small")
+
+
+@pytest.mark.parametrize("group", ["experiment", "cluster"])
+def test_a_default_that_chooses_nothing_can_be_written_out(group):
+    fill = {"cluster": "local"}
+    assert compose([f"{group}=null"])[0] == compose([])[0]
+    written = compose_run([f"{group}=null", "steps=3"], open_choices=fill)
+    assert written.spec == compose_run(["steps=3"], open_choices=fill).spec
+    assert written.spec.cluster.scheduler == "local"
+
+
 def test_a_quoted_hostlist_is_taken_as_it_is():
     spec, _ = compose(['cluster.exclude="n[1-3,5]"'])
     assert spec.cluster.exclude == "n[1-3,5]"
@@ -110,6 +125,8 @@ def test_a_quoted_hostlist_is_taken_as_it_is():
 def test_secrets_stay_references_wherever_they_are_used(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "sk-very-secret")
     monkeypatch.setenv("TEAM", "blue")
+    monkeypatch.setenv("DB_PASS", "sk-very-secret-too")
+    monkeypatch.setenv("SLURM_JWT", "sk-very-secret-as-well")
     spec, text = compose(
         [
             "user.key=${oc.env:WANDB_API_KEY}",
@@ -117,6 +134,8 @@ def test_secrets_stay_references_wherever_they_are_used(monkeypatch):
             "user.url=https://u:${oc.env:WANDB_API_KEY}@host",
             "user.spare=${oc.env:HF_TOKEN,none}",
             "user.team=${oc.env:TEAM}",
+            "user.db=${oc.env:DB_PASS}",
+            "user.jwt=${oc.env:SLURM_JWT}",
         ]
     )
     assert "sk-very-secret" not in text and "sk-very-secret" not in str(to_dict(spec))
@@ -161,6 +180,11 @@ def test_a_folder_of_ones_own_adds_options(own):
             "no key `cluster.nodez` (in `cluster/h.yaml`), did you mean",
         ),
         ("experiment/h.yaml", "# @package _global_\nstepz: 2\n", "did you mean `steps`"),
+        (
+            "experiment/h.yaml",
+            "# @package _global_\nhydra: {nope: 1}\n",
+            "'nope' not in 'HydraConf'",
+        ),
         ("experiment/h.yaml", "# @package _global_\nsteps: [\n", "h.yaml"),
         ("experiment/h.yaml", "# @package _global_\nsteps: x\n", "experiment/h"),
     ],

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_bytes_and_name_are_synced_before_a_write_returns(tmp_path, monkeypatch)
     fsync, replace = os.fsync, os.replace
 
     def noted_fsync(fd):
-        order.append("folder" if os.path.isdir(f"/proc/self/fd/{fd}") else "file")
+        order.append("folder" if Path(f"/proc/self/fd/{fd}").is_dir() else "file")
         fsync(fd)
 
     def noted_replace(*names):

@@ -109,7 +109,7 @@ def test_make_submit_with_a_drill_ends_and_leaves_a_run_that_verifies(
     assert done.returncode == 0, told + done.stderr
     assert "cluster=local, because there is no sbatch on PATH" in told
     assert "DRILL: sent USR1" in told
-    assert re.search(r"attempt 2 .*resumed at step \d+", told)
+    assert re.search(r"attempt 2 goes on from step \d+", told)
     assert re.search(r"finished: 80 steps, 2 attempts", told)
     folder = re.findall(r"run directory: (\S+)", told)[-1]
     for verb in ("status", "verify"):

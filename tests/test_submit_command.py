@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.cli import main as cli
-from ftslurm.errors import SchedulerError
-from ftslurm.files import write_json
-from ftslurm.run.attempts import Attempt, Progress, claim, write_progress
-from ftslurm.run.layout import RunLayout
-from ftslurm.scheduler.protocol import JobState
-from ftslurm.submit.follow import AttemptView, Follower, View, ending, is_ripe_for_drill, news
+from ftslurm.submit.follow import Follower
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -143,6 +138,28 @@ def test_a_refused_job_leaves_no_run_directory(folder, slurm, capsys):
     assert list((folder / "runs").iterdir()) == []
 
 
+def test_a_job_that_may_exist_keeps_its_run_directory(folder, slurm, capsys):
+    said = "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received\n"
+    (folder / "calls" / "answer.json").write_text(
+        json.dumps({"rc": 1, "stdout": "", "stderr": said})
+    )
+    assert cli(["submit", *OWN]) == 1
+    err = capsys.readouterr().err
+    (root,) = (folder / "runs").iterdir()
+    assert "unclear" in err and "squeue --me --name=ftslurm" in err and str(root) in err
+    assert (root / "run.json").is_file()
+
+
+def test_folders_on_pythonpath_that_the_ranks_will_not_see_are_told(folder, capsys, monkeypatch):
+    (folder / "mine").mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{folder}/mine:{folder}:{ROOT}:/nonexistent/x:")
+    assert cli(["submit", *OWN, "--dry-run", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("warning") == 1
+    assert f"PYTHONPATH has {folder}/mine, which the ranks will not see" in captured.err
+    assert json.loads(captured.out)["job_id"] is None
+
+
 def test_ctrl_c_detaches_and_says_how_to_follow_again(folder, slurm, capsys, monkeypatch):
     def interrupted(follower):
         raise KeyboardInterrupt
@@ -196,6 +213,10 @@ def test_a_local_run_is_submitted_requeued_and_followed_to_its_end(folder):
     (root,) = (folder / "runs").iterdir()
     assert "attempt 2 begins" in done.stdout and "-> requeued" in done.stdout
     assert f"run {root.name} finished: 2 attempts" in done.stdout
+    # The batch script's last word is there too when the follower returns.
+    assert "attempt 2 ended: " in done.stdout
+    assert (root / "attempts" / "0002" / "decision.json").is_file()
+    assert "warning" not in done.stderr
     log = (root / "attempts" / "0002" / "logs" / "rank-1.log").read_text()
     assert f"cwd {root}/code source {root}/code/mytrain.py" in log
 
@@ -213,184 +234,3 @@ def test_a_local_run_outlives_its_submitter_and_keeps_no_pipe_of_its(folder):
         assert time.monotonic() < deadline, (run_dir / "submit").iterdir()
         time.sleep(0.1)
     assert cli(["submit", "--follow", str(run_dir)]) == 0
-
-
-RUNNING = JobState("RUNNING")
-
-
-def progress(step=10, **values):
-    return Progress(step, 100, **{"phase": "training", **values})
-
-
-def view(*attempts, job=RUNNING, done=False):
-    return View(attempts, done, job)
-
-
-def test_news_are_what_changed():
-    first = view(AttemptView(1, progress(10, loss=2.5, tokens_per_s=1234.0), None))
-    assert list(news(view(job=JobState("UNKNOWN")), first)) == [
-        "job is RUNNING",
-        "attempt 1 begins",
-        "attempt 1  step 10/100  loss 2.5000  1,234 tokens/s",
-    ]
-    assert list(news(first, first)) == []
-    decided = {"action": "requeued", "reason": "stopped on SIGUSR1 at step 10, all committed"}
-    second = view(
-        AttemptView(1, first.attempts[0].progress, decided),
-        AttemptView(2, progress(11, committed_step=10, restored_step=10), None),
-        job=JobState("PENDING", "BeginTime"),
-    )
-    assert list(news(first, second)) == [
-        "job is PENDING (BeginTime)",
-        "attempt 1 ended: stopped on SIGUSR1 at step 10, all committed -> requeued",
-        "attempt 2 begins",
-        "attempt 2  step 11/100  committed 10",
-        "attempt 2 goes on from step 10",
-    ]
-
-
-@pytest.mark.parametrize(
-    "seen, finished, says",
-    [
-        (view(done=True), True, "finished"),
-        (view(job=RUNNING), None, ""),
-        (view(job=JobState("PENDING", "BeginTime")), None, ""),
-        (view(job=JobState("COMPLETING")), None, ""),
-        (view(job=JobState("UNKNOWN", "no answer")), None, ""),
-        (view(job=JobState("CANCELLED")), False, "job CANCELLED"),
-        (view(job=JobState("REQUEUE_HOLD", "held")), False, "scontrol release"),
-        (
-            view(
-                AttemptView(1, None, {"action": "stop", "reason": "disk is full"}),
-                job=JobState("UNKNOWN", "Invalid job id"),
-            ),
-            False,
-            "disk is full",
-        ),
-    ],
-)
-def test_an_end_is_told_from_a_wait(seen, finished, says):
-    end = ending(seen)
-    assert (None if end is None else end.finished) is finished
-    assert says in (end.text if end else "")
-
-
-@pytest.mark.parametrize(
-    "seen, ripe",
-    [
-        (view(AttemptView(1, progress(12, committed_step=10), None)), True),
-        (view(AttemptView(1, progress(10, committed_step=10), None)), False),
-        (view(AttemptView(1, progress(12), None)), False),
-        (view(AttemptView(1, progress(100, committed_step=90), None)), False),
-        (view(AttemptView(1, progress(12, committed_step=10, phase="saving"), None)), False),
-        (
-            view(AttemptView(1, None, None), AttemptView(2, progress(12, committed_step=10), None)),
-            False,
-        ),
-        (
-            view(AttemptView(1, progress(12, committed_step=10), None), job=JobState("PENDING")),
-            False,
-        ),
-    ],
-)
-def test_a_drill_waits_until_it_loses_something_and_comes_once(seen, ripe):
-    assert is_ripe_for_drill(seen) is ripe
-
-
-class Scheduler:
-    """Answers one state after the other, the last again and again."""
-
-    name = "slurm"
-
-    def __init__(self, states):
-        self.states = list(states)
-        self.asked = []
-
-    def job_state(self, job_id):
-        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
-
-    def hasten(self, job_id):
-        self.asked.append("hasten")
-        return True
-
-    def signal_ranks(self, job_id, name):
-        self.asked.append(name)
-        if len(self.asked) == 1:
-            raise SchedulerError("no step is running")
-
-
-def followed(tmp_path, states, *, on_pause=None, **options):
-    """(ending, lines said, pauses, what the scheduler was asked)."""
-    scheduler, said, pauses = Scheduler(states), [], []
-    clock = [0.0]
-
-    def sleep(seconds):
-        pauses.append(seconds)
-        clock[0] += seconds
-        if on_pause:
-            on_pause(len(pauses))
-        assert len(pauses) < 2000
-
-    follower = Follower(
-        RunLayout(tmp_path),
-        scheduler,
-        "7",
-        said.append,
-        sleep=sleep,
-        now=lambda: clock[0],
-        **options,
-    )
-    return follower.follow(), said, pauses, scheduler.asked
-
-
-def attempt(tmp_path, **values):
-    layout = RunLayout(tmp_path)
-    number = claim(layout, Attempt(0, "7", 0, ["n1"], 0.0)).number
-    write_progress(layout.attempt(number), progress(**values))
-
-
-def test_following_backs_off_and_ends_with_done(tmp_path):
-    attempt(tmp_path)
-
-    def finish(pause):
-        if pause == 25:
-            write_json(RunLayout(tmp_path).done, {"schema_version": 1})
-
-    end, _, pauses, _ = followed(tmp_path, [RUNNING], on_pause=finish)
-    assert end.finished and pauses[0] == 1.0 and max(pauses) == 15.0
-
-
-def test_a_bad_end_is_believed_when_it_is_seen_twice(tmp_path):
-    states = [JobState("PREEMPTED"), JobState("PENDING"), RUNNING, JobState("FAILED")]
-    end, said, _, _ = followed(tmp_path, states)
-    assert not end.finished and "job FAILED" in end.text
-    assert said[-1] == "job is FAILED"
-
-
-def test_a_requeued_job_is_hastened_once_for_each_wait(tmp_path):
-    attempt(tmp_path)
-    waiting = JobState("PENDING", "BeginTime")
-    states = [waiting, waiting, waiting, RUNNING, waiting, waiting, JobState("FAILED")]
-    _, said, _, asked = followed(tmp_path, states)
-    assert asked == ["hasten"] * 2
-    assert sum("asked Slurm to start" in line for line in said) == 2
-
-
-def test_a_first_wait_is_not_hastened(tmp_path):
-    waiting = JobState("PENDING", "BeginTime")
-    assert followed(tmp_path, [waiting, waiting, JobState("FAILED")])[3] == []
-
-
-def test_a_drill_is_said_when_the_signal_went_out_and_only_then(tmp_path):
-    attempt(tmp_path, step=12, committed_step=10)
-    states = [RUNNING] * 5 + [JobState("FAILED")]
-    _, said, pauses, asked = followed(tmp_path, states, drill_signal="USR1")
-    assert asked == ["USR1", "USR1"] and pauses[0] == 1.0
-    (line,) = [line for line in said if "DRILL" in line]
-    assert "USR1" in line and "step 12" in line
-
-
-def test_a_job_nobody_knows_is_given_up(tmp_path):
-    end, _, pauses, _ = followed(tmp_path, [JobState("UNKNOWN", "Invalid job id specified")])
-    assert not end.finished and "Invalid job id" in end.text
-    assert 900 <= sum(pauses) < 1000

@@ -176,11 +176,40 @@ def test_a_refusal_shows_what_sbatch_said(run, sbatch):
         submit_run(run(), "slurm")
 
 
-def test_a_lost_answer_is_not_taken_for_a_refusal(run, sbatch):
-    sbatch.answers(rc=1, stdout="", stderr="sbatch: error: Socket timed out on send/recv\n")
-    with pytest.raises(SchedulerError, match="look with squeue") as caught:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Socket timed out on send/recv operation",
+        "Zero Bytes were transmitted or received",
+        "Message receive failure",
+        "Message send failure",
+        "Unable to contact slurm controller (send failure)",
+        "Unable to contact slurm controller (receive failure)",
+        "Unexpected message received",
+    ],
+)
+def test_a_lost_answer_is_not_taken_for_a_refusal(run, sbatch, said):
+    sbatch.answers(rc=1, stdout="", stderr=f"sbatch: error: Batch job submission failed: {said}\n")
+    with pytest.raises(SchedulerError, match="unclear whether there is a job") as caught:
+        submit_run(run(job_name="a b"), "slurm")
+    assert not isinstance(caught.value, RefusedError)
+    assert said in str(caught.value) and "squeue --me '--name=a b'" in str(caught.value)
+
+
+def test_an_sbatch_that_was_killed_is_not_taken_for_a_refusal(run, monkeypatch, tmp_path):
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nkill -KILL $$\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SchedulerError, match="ended by signal 9") as caught:
         submit_run(run(), "slurm")
     assert not isinstance(caught.value, RefusedError)
+
+
+def test_a_controller_that_was_not_reached_has_no_job(run, sbatch):
+    said = "sbatch: error: Unable to contact slurm controller (connect failure)\n"
+    sbatch.answers(rc=1, stdout="", stderr=said)
+    with pytest.raises(RefusedError, match="connect failure"):
+        submit_run(run(), "slurm")
 
 
 def test_a_machine_without_sbatch_names_the_local_way(run, monkeypatch, tmp_path):

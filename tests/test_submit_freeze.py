@@ -18,7 +18,7 @@ from ftslurm.scheduler.protocol import Site
 from ftslurm.submit import snapshot
 from ftslurm.submit.dataset import wanted_dataset
 from ftslurm.submit.freeze import freeze, plan_run
-from ftslurm.submit.snapshot import check_entry, plan_snapshot
+from ftslurm.submit.snapshot import Source, check_entry, plan_snapshot
 
 LOCAL = ClusterSpec(scheduler="local", tasks_per_node=2)
 
@@ -104,14 +104,13 @@ def test_the_snapshot_takes_source_and_leaves_the_rest(repository):
     ours = {name for name in code if not name.startswith("ftslurm/")}
     assert ours == {
         ".gitignore", "mytrain.py", "new.py", "src/lib/__init__.py", "tools/run.sh",
-        "lib/secrets.py", "outside",
+        "lib/secrets.py",
     }  # fmt: skip
     assert {"ftslurm/cli.py", "ftslurm/submit/rank.py"} <= code
-    assert made.snapshot.left_out == [".env", "deploy/server.key", "nowhere"]
+    assert made.snapshot.left_out == [".env", "deploy/server.key", "nowhere", "outside"]
     assert (made.layout.code / "mytrain.py").read_text() == "def train(session): return 1\n"
     assert os.access(made.layout.code / "tools/run.sh", os.X_OK)
     assert (made.layout.code / "inside").readlink() == Path("src/lib")
-    assert (made.layout.code / "outside").read_text() == "far away"
 
 
 def test_commit_and_difference_are_kept_without_the_secrets(repository):
@@ -159,6 +158,26 @@ def test_outside_git_the_files_beside_the_entry_are_taken(tmp_path):
     assert _foreign(plan_snapshot(tmp_path, entry="json:loads")) == []
 
 
+def test_what_a_link_names_outside_is_not_taken_without_git_either(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (tmp_path / "far.py").write_text("API_KEY = 1\n")
+    (folder / "mytrain.py").write_text("")
+    (folder / "near.py").symlink_to("mytrain.py")
+    (folder / "far.py").symlink_to(tmp_path / "far.py")
+    planned = plan_snapshot(folder, entry="mytrain:train")
+    assert _foreign(planned) == ["mytrain.py", "near.py"] and planned.left_out == ["far.py"]
+    with pytest.raises(SpecError, match=r"`far\.py` is a link that leads out"):
+        check_entry(planned, "far:train", installed=True)
+
+
+def test_what_is_copied_through_a_link_counts_with_its_size(tmp_path):
+    """As in a package that an installer has linked from its cache."""
+    (tmp_path / "big.py").write_bytes(b"#" * 5000)
+    (tmp_path / "link.py").symlink_to(tmp_path / "big.py")
+    assert Source("link.py", tmp_path / "link.py").size_bytes == 5000
+
+
 def _foreign(planned):
     return [item.name for item in planned.sources if not item.name.startswith("ftslurm/")]
 
@@ -167,7 +186,55 @@ def test_an_entry_that_is_nowhere_is_refused_at_submit(tmp_path):
     planned = plan_snapshot(tmp_path, entry="no_such_module_here:train")
     with pytest.raises(SpecError, match="no module `no_such_module_here`"):
         check_entry(planned, "no_such_module_here:train", installed=True)
-    check_entry(planned, "json:loads", installed=True)
+    for entry in ("json:loads", "sys:exit", "submitit:Job", "ftslurm:main"):
+        check_entry(planned, entry, installed=True)
+
+
+def test_an_entry_found_through_pythonpath_only_is_refused(tmp_path, monkeypatch):
+    library, folder = tmp_path / "library", tmp_path / "work"
+    for path in (library, folder):
+        path.mkdir()
+    (library / "only_on_pythonpath.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    monkeypatch.syspath_prepend(library)
+    with pytest.raises(SpecError, match="through PYTHONPATH only .*library.* ranks do not see"):
+        plan(folder, entry="only_on_pythonpath:train")
+    plan(folder, entry="json:loads")
+    plan(library, entry="only_on_pythonpath:train")
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("job_name", "mine"), ("account", "a"), ("partition", "gpu"), ("qos", "high"),
+        ("reservation", "r"), ("constraint", "h100"), ("exclude", "n1"), ("comment", "c"),
+        ("mem", "4G"), ("wait_s", 30),
+    ],
+)  # fmt: skip
+def test_a_key_that_only_slurm_reads_is_refused_by_the_local_scheduler(tmp_path, key, value):
+    (tmp_path / "mytrain.py").write_text("")
+    with pytest.raises(SpecError, match=f"^cluster.{key} is `{value}`.* cluster=local"):
+        plan(tmp_path, cluster=ClusterSpec(scheduler="local", **{key: value}))
+    plan(tmp_path, cluster=ClusterSpec(**{key: value}))
+
+
+def test_keys_that_the_ranks_read_are_for_both_schedulers(tmp_path):
+    (tmp_path / "mytrain.py").write_text("")
+    plan(tmp_path, cluster=ClusterSpec(scheduler="local", gpus_per_node=1, cpus_per_task=2))
+
+
+def test_an_interpreter_without_submitit_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mytrain.py").write_text("")
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    # What only the submitter's PYTHONPATH has, the ranks do not find.
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "submitit.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
+    with pytest.raises(SpecError, match="cannot import submitit.*No module named 'submitit'"):
+        frozen(tmp_path, cluster=ClusterSpec(scheduler="local", python=str(bare)))
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_too_much_code_names_the_biggest_files(repository, monkeypatch):

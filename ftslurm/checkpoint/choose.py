@@ -53,6 +53,12 @@ class Fence:
     attempt: int = 0
     adopted: Optional[list[AdoptedStep]] = None
 
+    def is_inside(self, attempt: int, step: int, committed_digest: Optional[str]) -> bool:
+        """Whether a step that `attempt` published is of the history this attempt builds on."""
+        if self.adopted is None or attempt in (0, self.attempt):
+            return True
+        return any((a.step, a.digest) == (step, committed_digest) for a in self.adopted)
+
     def problem(self, manifest: Manifest, committed_digest: Optional[str]) -> Optional[str]:
         """Why a verified step must not be restored; None when it may.
 
@@ -65,9 +71,7 @@ class Fence:
                 f"step {manifest.step} was published by attempt {manifest.attempt}, so attempt "
                 f"{self.attempt} has been superseded; leave the run to the newer one"
             )
-        if manifest.attempt == self.attempt or manifest.attempt == 0:
-            return None
-        if any((a.step, a.digest) == (manifest.step, committed_digest) for a in self.adopted):
+        if self.is_inside(manifest.attempt, manifest.step, committed_digest):
             return None
         return (
             f"published by attempt {manifest.attempt} after attempt {self.attempt} was claimed, "
@@ -78,7 +82,8 @@ class Fence:
 def decide(candidates: Iterable[tuple[int, Path, Verification]], fence: Fence) -> Choice:
     """Go through (step, folder, verification), newest first, up to the first that may be restored.
 
-    `candidates` may be lazy: nothing behind the chosen step is looked at.
+    `candidates` may be lazy: nothing behind the chosen step is looked at. CheckpointError with an
+    OSError as its cause when a step cannot be read just now: going on would lose its work.
     """
     head: Optional[Manifest] = None
     rejected: list[Rejected] = []
@@ -87,12 +92,17 @@ def decide(candidates: Iterable[tuple[int, Path, Verification]], fence: Fence) -
         reason = "; ".join(verification.problems)
         if manifest is not None and not verification.misplaced:
             stray = fence.problem(manifest, identity) or _off_lineage(manifest, identity, head)
-            if stray is None and verification.ok:
+            if stray is not None:
+                rejected.append(Rejected(step, path, stray))
+                continue
+            if verification.ok:
                 return Choice(path, manifest, rejected, identity)
-            if stray is None:
-                head = manifest  # bad, but its word on where it came from is good
-            else:
-                reason = stray
+            head = manifest  # bad, but its word on where it came from is good
+        if verification.unreadable is not None:
+            raise CheckpointError(
+                f"step {step} cannot be read just now and may well be whole, so no older one is "
+                f"taken in its place; try again ({reason})"
+            ) from verification.unreadable
         rejected.append(Rejected(step, path, reason))
     return Choice(None, None, rejected)
 

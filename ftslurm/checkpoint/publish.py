@@ -1,18 +1,22 @@
 """From files in a temporary folder to a step that counts; a crash may come between any two steps.
 
 Files fsynced -> indexes -> manifest -> loadability check -> COMMITTED -> fsync -> rename -> fsync
-of the parent -> latest.json. A published step is never written again; nothing is ever replaced.
+of the parent -> latest.json. A published step is never written again; nothing is ever replaced. An
+attempt that has been superseded publishes nothing, as far as it can know (see `fence`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ftslurm import faults
+from ftslurm.checkpoint.fence import read_fence, refuse_superseded, stray
+from ftslurm.checkpoint.quarantine import quarantine
 from ftslurm.checkpoint.record_json import encode_commit, encode_manifest, manifest_digest
 from ftslurm.checkpoint.records import (
     COMMITTED,
@@ -24,7 +28,7 @@ from ftslurm.checkpoint.records import (
 )
 from ftslurm.checkpoint.removal import remove_folder
 from ftslurm.checkpoint.rename import rename_new
-from ftslurm.checkpoint.verification import loadability_problems, read_commit
+from ftslurm.checkpoint.verification import Expectation, loadability_problems, read_commit
 from ftslurm.errors import CheckpointError, FormatError
 from ftslurm.files import claim_folder, write_atomic, write_json
 from ftslurm.run.layout import RunLayout, parse_step_name, step_name, temporary_name
@@ -55,7 +59,8 @@ def create_temporary(layout: RunLayout, step: int, attempt: int) -> Path:
 def publish(layout: RunLayout, temporary: Path, manifest: Manifest) -> Path:
     """Commit what the ranks wrote; returns the step's folder. Durable and visible on return.
 
-    On an error before the rename the step does not exist and `temporary` is left as it is.
+    On an error before the rename the step does not exist and `temporary` is left as it is. After it
+    the step counts, whatever becomes of latest.json: failing to write that is logged, not raised.
     """
     target = layout.steps / step_name(manifest.step)
     expected = temporary_name(manifest.step, manifest.attempt)
@@ -71,14 +76,40 @@ def publish(layout: RunLayout, temporary: Path, manifest: Manifest) -> Path:
         write_atomic(temporary / MANIFEST, data)
         _refuse_unloadable(temporary, identity)
         faults.point("before_commit", **facts)
+        refuse_superseded(layout, manifest.attempt)
         commit = Commit(manifest.step, manifest.run_id, MANIFEST_ALGORITHM, identity)
         # Syncs the folder as well, hence the names of all files that the ranks wrote into it.
         write_atomic(temporary / COMMITTED, encode_commit(commit))
         faults.point("before_rename", **facts)
+        refuse_superseded(layout, manifest.attempt)
+        _make_way(layout, target, manifest)
         rename_new(temporary, target)
+    try:
         faults.point("after_rename", **facts)
         write_latest(layout, manifest, identity)
+    except OSError as error:
+        _warn_of_latest(layout, manifest, error)
     return target
+
+
+def _make_way(layout: RunLayout, target: Path, manifest: Manifest) -> None:
+    """Put aside what an attempt thought dead has published there since this one was claimed."""
+    if os.path.lexists(target):
+        fence = read_fence(layout, manifest.attempt)
+        late = stray(target, fence, expect=Expectation(run_id=manifest.run_id))
+        if late is not None:
+            quarantine(layout, late)
+
+
+def _warn_of_latest(layout: RunLayout, manifest: Manifest, error: OSError) -> None:
+    import logging  # here, because cold verbs read this module and never write
+
+    logging.getLogger(__name__).warning(
+        "step %d is published, but the hint for people was not renewed: cannot write `%s`: %s",
+        manifest.step,
+        layout.latest_json,
+        error.strerror,
+    )
 
 
 def write_latest(layout: RunLayout, manifest: Manifest, identity: str) -> None:
@@ -95,12 +126,17 @@ def write_latest(layout: RunLayout, manifest: Manifest, identity: str) -> None:
 
 
 def published_steps(layout: RunLayout) -> list[PublishedStep]:
-    """Newest first. Cheap: names and COMMITTED; folders with a bad COMMITTED are left out."""
-    steps = []
+    """Newest first. Cheap: names and COMMITTED; folders with a bad COMMITTED are left out.
+
+    OSError when the newest cannot be read just now: an older one must not be taken for it.
+    """
+    steps: list[PublishedStep] = []
     for path in step_folders(layout):
         try:
             commit = read_commit(path)
-        except (CheckpointError, FormatError):
+        except (CheckpointError, FormatError) as error:
+            if isinstance(error.__cause__, OSError) and not steps:
+                raise error.__cause__ from None
             continue  # not committed, hence no step; `choose` and `verify` report it
         steps.append(PublishedStep(_named_step(path), path, commit.digest))
     return steps
@@ -108,10 +144,12 @@ def published_steps(layout: RunLayout) -> list[PublishedStep]:
 
 def step_folders(layout: RunLayout) -> list[Path]:
     """All that bears the name of a published step, newest first, whatever is in it."""
-    if not layout.steps.is_dir():
+    try:
+        found = list(layout.steps.iterdir())
+    except FileNotFoundError:
         return []
-    names = [path for path in layout.steps.iterdir() if parse_step_name(path.name) is not None]
-    return sorted(names, key=_named_step, reverse=True)
+    named = [path for path in found if parse_step_name(path.name) is not None]
+    return sorted(named, key=_named_step, reverse=True)
 
 
 def _named_step(path: Path) -> int:

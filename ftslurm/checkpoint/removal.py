@@ -19,8 +19,11 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(trash)
 
 
-def empty_trash(folder: Path) -> None:
-    """Finish what a crashed `remove_folder` has begun in `folder`."""
-    for path in list(folder.iterdir()):
-        if path.name.startswith(_PREFIX):
-            shutil.rmtree(path)
+def is_trash(path: Path) -> bool:
+    """What a crashed `remove_folder` has left."""
+    return path.name.startswith(_PREFIX)
+
+
+def remove_trash(path: Path) -> None:
+    """Finish what it has begun."""
+    shutil.rmtree(path)

@@ -1,8 +1,9 @@
 """Which steps stay. Counts committed steps that still check out, never names alone.
 
-Never removed: the newest step, protected steps, steps that do not check out (they are evidence, and
-`choose` deals with them), and steps from before the last restart until a step of this attempt has
-been read back whole.
+Never removed, nor counted: what is outside the attempt's fence, and steps that do not check out
+(they are evidence, and `choose` deals with them). Never removed: the newest step, protected steps,
+and steps from before the last restart until a step of this attempt has been read back whole. An
+attempt that has been superseded removes nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.checkpoint.choose import Fence
+from ftslurm.checkpoint.fence import read_fence, refuse_superseded
 from ftslurm.checkpoint.publish import PublishedStep, published_steps
-from ftslurm.checkpoint.removal import empty_trash, remove_folder
+from ftslurm.checkpoint.removal import is_trash, remove_folder, remove_trash
 from ftslurm.checkpoint.verification import VerificationStopped, verify_step
 from ftslurm.errors import CheckpointError
 from ftslurm.run.layout import RunLayout, parse_temporary_name
@@ -51,6 +54,7 @@ class Retention:
         """Remove what the rule lets go; returns the removed steps, newest first.
 
         Also clears leftovers of failed saves: temporaries of older attempts (0: none), old trash.
+        Removing a step can take long, so `should_stop` is asked before each.
         """
         try:
             return self._apply(keep_last, keep_every_steps, protect, attempt, should_stop)
@@ -69,12 +73,9 @@ class Retention:
     ) -> list[int]:
         if not self._layout.steps.is_dir():
             return []
-        empty_trash(self._layout.steps)
-        for path in list(self._layout.steps.iterdir()):
-            parsed = parse_temporary_name(path.name)
-            if parsed is not None and parsed[1] < attempt:
-                remove_folder(path)
-        attempts, paths = self._checked()
+        refuse_superseded(self._layout, attempt)
+        self._clear_leftovers(attempt, should_stop)
+        attempts, paths = self._checked(read_fence(self._layout, attempt))
         steps = removable(
             list(attempts), keep_last=keep_last, keep_every_steps=keep_every_steps, protect=protect
         )
@@ -85,16 +86,37 @@ class Retention:
             paths[newest], attempts[newest], should_stop
         ):
             steps = [step for step in steps if attempts[step] == attempts[newest]]
+        removed = []
         for step in steps:
+            if should_stop():
+                break
+            # Again: reading back and each removal may take minutes.
+            refuse_superseded(self._layout, attempt)
             remove_folder(paths[step])
-        return steps
+            removed.append(step)
+        return removed
 
-    def _checked(self) -> tuple[dict[int, int], dict[int, Path]]:
-        """Attempt and folder by step, newest first, of the steps that check out (not in full)."""
+    def _clear_leftovers(self, attempt: int, should_stop: Callable[[], bool]) -> None:
+        for path in list(self._layout.steps.iterdir()):
+            temporary = parse_temporary_name(path.name)
+            is_leftover = temporary is not None and temporary[1] < attempt
+            if not is_leftover and not is_trash(path):
+                continue
+            if should_stop():
+                return
+            if is_leftover:
+                remove_folder(path)
+            else:
+                remove_trash(path)
+
+    def _checked(self, fence: Fence) -> tuple[dict[int, int], dict[int, Path]]:
+        """Attempt and folder by step, newest first: inside `fence`, checking out (not in full)."""
         attempts, paths = {}, {}
         for published in published_steps(self._layout):
             attempt = self._attempt_of(published)
-            if attempt is not None:
+            if attempt is not None and fence.is_inside(
+                attempt, published.step, published.committed_digest
+            ):
                 attempts[published.step] = attempt
                 paths[published.step] = published.path
         return attempts, paths

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ftslurm import faults
 from ftslurm.checkpoint.digest import digest, new
 from ftslurm.checkpoint.packing import MAX_FILE_BYTES, FilePlan, plan_files
+from ftslurm.checkpoint.reading import reading
 from ftslurm.checkpoint.record_json import decode_index, encode_index
 from ftslurm.checkpoint.records import (
     LARGE_ALIGNMENT_BYTES,
@@ -31,6 +31,10 @@ from ftslurm.checkpoint.records import (
 )
 from ftslurm.errors import CheckpointError, FormatError
 from ftslurm.files import write_atomic
+
+if TYPE_CHECKING:
+    # At run time only a writer pays for it: it loads logging and queue, and cold verbs read only.
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 8 * 1024 * 1024
@@ -67,10 +71,15 @@ def write_shard(
 
     CheckpointError, by name, for a tensor or leaf that cannot be saved (before anything is written)
     and for an error of the device.
+
+    Every byte is digested twice: by tensor for a restore, which reads single tensors and verifies
+    them in that pass, and by chunk for `verify`, which also finds damage in gaps and says where.
     """
     views = [_checked_bytes(tensor) for tensor in tensors]
     # Encoded early so that a leaf without JSON form is refused before gigabytes are written.
     encode_index(ShardIndex(rank, [], [], dict(aliases), dict(objects)))
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="digest")
     try:
         whole = _Digests(views, algorithm, pool)
@@ -96,10 +105,8 @@ def write_shard(
 def read_index(folder: Path, entry: IndexEntry, algorithm: str) -> ShardIndex:
     """One rank's index, its bytes verified against the manifest's entry."""
     path = folder / entry.path
-    try:
+    with reading(f"`{path}`"):
         data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`: {error.strerror}") from error
     if len(data) != entry.bytes or digest(algorithm, data) != entry.digest:
         raise CheckpointError(
             f"`{path}` is not the index that the manifest names: {len(data)} bytes, expected "
@@ -141,16 +148,12 @@ class ShardReader:
             )
         path = self._folder / record.file
         hasher = new(self._algorithm)
-        try:
+        with reading(f"`{record.key}` from `{path}`"):
             for start in range(0, record.bytes, _READ_BYTES):
                 piece = target[start : start + _READ_BYTES]
                 if read_at(self._open(record.file), piece, record.offset + start) < len(piece):
                     raise CheckpointError(f"`{path}` ends inside `{record.key}`; it is truncated")
                 hasher.update(piece)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot read `{record.key}` from `{path}`: {error.strerror}"
-            ) from error
         if hasher.hexdigest() != record.digest:
             raise CheckpointError(
                 f"`{record.key}` in `{path}` (offset {record.offset}, {record.bytes} bytes) does "
@@ -268,6 +271,8 @@ class _Flusher:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        from concurrent.futures import ThreadPoolExecutor
+
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flush")
         self._flush: Optional[Future[None]] = None
 

@@ -12,6 +12,7 @@ from typing import Optional
 
 from ftslurm.checkpoint import publish, quarantine
 from ftslurm.checkpoint.choose import Choice, Fence, Rejected, decide
+from ftslurm.checkpoint.fence import stray
 from ftslurm.checkpoint.publish import PublishedStep
 from ftslurm.checkpoint.records import Manifest
 from ftslurm.checkpoint.removal import remove_folder
@@ -82,13 +83,9 @@ class CheckpointStore:
     def fence(self, attempt: int, adopted: Optional[list[AdoptedStep]]) -> list[Rejected]:
         """Steps that an older attempt published after `attempt` was claimed."""
         fence = Fence(attempt, adopted)
-        strays = []
-        for step, path, verification in self._verified(full=False):
-            if verification.manifest is not None and not verification.misplaced:
-                reason = fence.problem(verification.manifest, verification.committed_digest)
-                if reason is not None:
-                    strays.append(Rejected(step, path, reason))
-        return strays
+        expect = Expectation(run_id=self._run_id())
+        found = [stray(path, fence, expect=expect) for path in publish.step_folders(self.layout)]
+        return [rejected for rejected in found if rejected is not None]
 
     def retain(
         self,
@@ -101,8 +98,9 @@ class CheckpointStore:
     ) -> list[int]:
         """Rank 0, after a publish: remove old steps and leftovers; returns the removed steps.
 
-        Once an attempt this reads a whole step back before it removes steps of older attempts;
-        `should_stop` is asked meanwhile and, when true, they stay for now.
+        Only steps inside the fence of `attempt` (0: none) count or go. Once an attempt this reads
+        a whole step back before it removes steps of older attempts. `should_stop` is asked
+        meanwhile and before each removal and, when true, the rest stays for now.
         """
         return self._retention.apply(
             keep_last, keep_every_steps, protect, attempt=attempt, should_stop=should_stop
@@ -124,4 +122,4 @@ class CheckpointStore:
 
 
 def _failed(found: Verification, reason: str) -> Verification:
-    return replace(found, ok=False, problems=[reason])
+    return replace(found, ok=False, problems=[reason], unreadable=None)

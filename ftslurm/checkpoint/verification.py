@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
 from ftslurm.checkpoint.coverage import coverage_problems
 from ftslurm.checkpoint.digest import Hasher, digest, new
+from ftslurm.checkpoint.reading import reading
 from ftslurm.checkpoint.record_json import decode_commit, decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import (
     COMMITTED,
@@ -27,7 +27,7 @@ from ftslurm.checkpoint.records import (
     TensorRecord,
 )
 from ftslurm.checkpoint.shard import read_at, read_index
-from ftslurm.errors import CheckpointError, FormatError
+from ftslurm.errors import CheckpointError, FormatError, FtslurmError
 from ftslurm.run.layout import parse_step_name
 
 
@@ -50,6 +50,11 @@ class Verification:
     """The step's identity, as in COMMITTED; None when that cannot be read."""
     misplaced: bool = False
     """The manifest is a good one, but of another step or run than this place is for."""
+    unreadable: Optional[OSError] = None
+    """Set when nothing is wrong but that parts could not be read just now (the first such error):
+    the step is not `ok` and not known to be damaged either."""
+    strangers: list[str] = field(default_factory=list)
+    """With `full`: what lies in the folder and was not saved. It takes nothing from what was."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,32 @@ class _Progress:
     should_stop: Callable[[], bool]
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
+    unreadable: list[OSError] = field(default_factory=list)
+    """Causes of those problems that are no damage."""
+
+    def failed(self, error: FtslurmError) -> None:
+        """A problem found by an exception."""
+        self.problems.append(str(error))
+        if isinstance(error.__cause__, OSError):
+            self.unreadable.append(error.__cause__)
 
     def add(self, count: int) -> None:
         self.bytes_read += count
         self.on_bytes(count)
         if self.should_stop():
             raise VerificationStopped("verification was stopped before all was read")
+
+    def judge(self, heads: Verification, strangers: Sequence[str] = ()) -> Verification:
+        """`heads` with all that is known by now."""
+        only_unreadable = self.unreadable and len(self.unreadable) == len(self.problems)
+        return replace(
+            heads,
+            ok=not self.problems,
+            problems=self.problems,
+            bytes_read=self.bytes_read,
+            unreadable=self.unreadable[0] if only_unreadable else None,
+            strangers=list(strangers),
+        )
 
 
 def verify_step(
@@ -89,23 +114,37 @@ def verify_step(
     The folder's name is held against the manifest if it is that of a step.
     """
     progress = _Progress(on_bytes, should_stop)
+    heads = _verify_heads(path, expect, progress)
+    if heads.manifest is None:
+        return heads
+    names = _check_contents(path, heads.manifest, full=full, progress=progress)
+    strangers = []
+    if full and names is not None:
+        strangers = _strangers(path, {COMMITTED, *names}, progress)
+    return progress.judge(heads, strangers)
+
+
+def verify_heads(path: Path, *, expect: Expectation = Expectation()) -> Verification:
+    """Check COMMITTED and the manifest alone: who published the step, and is it of this place?"""
+    return _verify_heads(path, expect, _Progress(lambda count: None, lambda: False))
+
+
+def _verify_heads(path: Path, expect: Expectation, progress: _Progress) -> Verification:
     problems = progress.problems
     named_step = parse_step_name(path.name)
     commit, manifest = _read_heads(path, progress)
-    misplaced = False
     if manifest is not None:
         problems += _contradictions(manifest, named_step, expect)
-        misplaced = bool(problems)
-        _check_contents(path, manifest, full=full, expected={COMMITTED}, progress=progress)
-    return Verification(
+    heads = Verification(
         ok=not problems,
         problems=problems,
         step=named_step if manifest is None else manifest.step,
         manifest=manifest,
         bytes_read=progress.bytes_read,
         committed_digest=None if commit is None else commit.digest,
-        misplaced=misplaced,
+        misplaced=manifest is not None and bool(problems),
     )
+    return progress.judge(heads)
 
 
 def loadability_problems(path: Path, identity: str) -> list[str]:
@@ -113,7 +152,9 @@ def loadability_problems(path: Path, identity: str) -> list[str]:
     progress = _Progress(lambda count: None, lambda: False)
     manifest = _read_manifest(path, identity, progress)
     if manifest is not None:
-        _check_contents(path, manifest, full=False, expected=set(), progress=progress)
+        names = _check_contents(path, manifest, full=False, progress=progress)
+        if names is not None:
+            progress.problems += _strangers(path, names, progress)
     return progress.problems
 
 
@@ -126,7 +167,7 @@ def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Opti
     try:
         commit = read_commit(path)
     except (CheckpointError, FormatError) as error:
-        progress.problems.append(str(error))
+        progress.failed(error)
         return None, None
     manifest = _read_manifest(path, commit.digest, progress)
     if manifest is not None and (manifest.step, manifest.run_id) != (commit.step, commit.run_id):
@@ -142,7 +183,7 @@ def _read_manifest(path: Path, identity: str, progress: _Progress) -> Optional[M
             raise CheckpointError(f"`{path / MANIFEST}` does not have the digest in {COMMITTED}")
         manifest = decode_manifest(data, where=f"`{path / MANIFEST}`")
     except (CheckpointError, FormatError) as error:
-        progress.problems.append(str(error))
+        progress.failed(error)
         return None
     progress.add(len(data))
     return manifest
@@ -160,56 +201,63 @@ def _contradictions(
 
 
 def _check_contents(
-    path: Path, manifest: Manifest, *, full: bool, expected: set[str], progress: _Progress
-) -> None:
+    path: Path, manifest: Manifest, *, full: bool, progress: _Progress
+) -> Optional[set[str]]:
+    """All that the manifest names; returns the names of its files, None when an index is bad."""
     algorithm = manifest.digest_algorithm
-    expected = {MANIFEST, *(entry.path for entry in manifest.indexes)} | expected
+    names = {MANIFEST, *(entry.path for entry in manifest.indexes)}
     indexes: list[ShardIndex] = []
     for entry in manifest.indexes:
         try:
             indexes.append(read_index(path, entry, algorithm))
         except (CheckpointError, FormatError) as error:
-            progress.problems.append(str(error))
+            progress.failed(error)
         else:
             progress.add(entry.bytes)
     if len(indexes) == manifest.world_size:
         progress.problems += coverage_problems(indexes)
     for index in indexes:
         for file in index.files:
-            expected.add(file.path)
-            problem = _size_problem(path / file.path, file.bytes)
-            if problem:
-                progress.problems.append(problem)
-            elif full:
-                records = [record for record in index.tensors if record.file == file.path]
-                progress.problems += _scan(path / file.path, file, records, algorithm, progress)
-    if len(indexes) == manifest.world_size:
-        progress.problems += _strangers(path, expected)
+            names.add(file.path)
+            try:
+                _check_size(path / file.path, file.bytes)
+                if full:
+                    records = [record for record in index.tensors if record.file == file.path]
+                    _scan(path / file.path, file, records, algorithm, progress)
+            except VerificationStopped:
+                raise
+            except CheckpointError as error:
+                progress.failed(error)
+    return names if len(indexes) == manifest.world_size else None
 
 
-def _strangers(path: Path, expected: set[str]) -> Iterator[str]:
-    for name in sorted(os.listdir(path)):  # noqa: PTH208
-        if name not in expected:
-            yield f"`{path / ascii(name)}` belongs to no index; something wrote into this step"
-
-
-def _size_problem(path: Path, size_bytes: int) -> Optional[str]:
+def _strangers(path: Path, names: set[str], progress: _Progress) -> list[str]:
+    """A sentence for each file of another name."""
     try:
+        with reading(f"`{path}`"):
+            found = sorted(os.listdir(path))  # noqa: PTH208
+    except CheckpointError as error:
+        progress.failed(error)
+        return []
+    return [
+        f"`{path / ascii(name)}` belongs to no index; something wrote into this step"
+        for name in found
+        if name not in names
+    ]
+
+
+def _check_size(path: Path, size_bytes: int) -> None:
+    with reading(f"`{path}`"):
         found = path.lstat()
-    except OSError as error:
-        return f"cannot read `{path}`: {error.strerror}"
     if not stat.S_ISREG(found.st_mode):
-        return f"`{path}` is no regular file"
+        raise CheckpointError(f"`{path}` is no regular file")
     if found.st_size != size_bytes:
-        return f"`{path}` has {found.st_size} bytes, expected {size_bytes}"
-    return None
+        raise CheckpointError(f"`{path}` has {found.st_size} bytes, expected {size_bytes}")
 
 
 def _read_small(path: Path) -> bytes:
-    try:
+    with reading(f"`{path}`"):
         return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`: {error.strerror}") from error
 
 
 def _scan(
@@ -218,26 +266,26 @@ def _scan(
     records: Sequence[TensorRecord],
     algorithm: str,
     progress: _Progress,
-) -> list[str]:
+) -> None:
     """Every byte of one file against the digests of its chunks and of its tensors, in one pass."""
-    problems = []
     tensors = _TensorDigests(records, algorithm)
-    try:
+    with reading(f"`{path}`"):
         for chunk, data in _read_ahead(path, file.chunks):
             if len(data) != chunk.bytes or digest(algorithm, data) != chunk.digest:
-                problems.append(
+                progress.problems.append(
                     f"`{path}` is damaged between bytes {chunk.offset} and "
                     f"{chunk.offset + chunk.bytes}"
                 )
             tensors.update(chunk.offset, data)
             progress.add(len(data))
-    except OSError as error:
-        return [*problems, f"cannot read `{path}`: {error.strerror}"]
-    return problems + [f"`{path}`: tensor {ascii(key)} is damaged" for key in tensors.damaged()]
+    progress.problems += [f"`{path}`: tensor {ascii(key)} is damaged" for key in tensors.damaged()]
 
 
 def _read_ahead(path: Path, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, memoryview]]:
     """Chunks in order; the next one is read in a thread while the caller digests this one."""
+    # Here because of what it costs a command that only lists steps (it loads logging and queue).
+    from concurrent.futures import ThreadPoolExecutor
+
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     size = max((chunk.bytes for chunk in chunks), default=0)
     buffers = [memoryview(bytearray(size)) for _ in range(2)]

@@ -19,14 +19,15 @@ from ftslurm.checkpoint.publish import step_folders
 from ftslurm.checkpoint.records import COMMITTED, MANIFEST, SCHEMA_VERSION
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.checkpoint.verification import Expectation, Verification, verify_step
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, UsageError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, CheckpointError, UsageError
 from ftslurm.run import attempts
 from ftslurm.run.layout import RunLayout, parse_step_name, parse_temporary_name
 
 _DESCRIPTION = """\
 Read every byte of a run's published steps, or of one step folder, and say from which step a restore
 would continue. Exit 0 only if a restore would be safe: the newest published step and all others are
-whole, lie on one lineage, and (--expect-step) the step is the expected one."""
+whole, hold nothing that was not saved, lie on one lineage, and (--expect-step) the step is the
+expected one."""
 
 _EXAMPLES = """\
 examples:
@@ -91,7 +92,7 @@ def verify_folder(
     """One step folder, wherever it lies."""
     found = verify_step(path, full=True, expect=Expectation(step=expect_step), on_bytes=on_bytes)
     restore = (found.step, path) if found.ok and found.step is not None else None
-    return Report(path, [(path, found)], restore, list(found.problems))
+    return Report(path, [(path, found)], restore, [*found.problems, *found.strangers])
 
 
 def verify_run(
@@ -104,9 +105,7 @@ def verify_run(
     ]
     # A running job may have retired a step while it was being read.
     steps = [(path, found) for path, found in verified if path.exists()]
-    choice = decide(
-        ((parse_step_name(path.name) or 0, path, found) for path, found in steps), _fence(layout)
-    )
+    choice, refusal = _choose(steps, _fence(layout))
     restore = None
     if choice.path is not None and choice.manifest is not None:
         restore = (choice.manifest.step, choice.path)
@@ -114,7 +113,7 @@ def verify_run(
         layout.root,
         steps,
         restore,
-        _findings(steps, choice, expect_step),
+        _findings(steps, choice, refusal, expect_step),
         temporaries=_names(layout.steps, lambda name: parse_temporary_name(name) is not None),
         quarantined=_names(layout.quarantine, lambda name: True),
     )
@@ -129,17 +128,33 @@ def _fence(layout: RunLayout) -> Fence:
     return Fence()
 
 
+def _choose(steps: list[tuple[Path, Verification]], fence: Fence) -> tuple[Choice, Optional[str]]:
+    """What a restore would take, or why it would refuse to choose."""
+    try:
+        candidates = ((parse_step_name(path.name) or 0, path, found) for path, found in steps)
+        return decide(candidates, fence), None
+    except CheckpointError as error:
+        return Choice(None, None, []), str(error)
+
+
 def _findings(
-    steps: list[tuple[Path, Verification]], choice: Choice, expect_step: Optional[int]
+    steps: list[tuple[Path, Verification]],
+    choice: Choice,
+    refusal: Optional[str],
+    expect_step: Optional[int],
 ) -> list[str]:
-    findings = [f"{path.name}: {problem}" for path, found in steps for problem in found.problems]
+    findings = [
+        f"{path.name}: {text}" for path, found in steps for text in found.problems + found.strangers
+    ]
     sound = {path for path, found in steps if found.ok}
     findings += [
         f"{rejected.path.name}: {rejected.reason}"
         for rejected in choice.rejected
         if rejected.path in sound
     ]
-    if choice.manifest is None:
+    if refusal is not None:
+        findings.append(refusal)
+    elif choice.manifest is None:
         findings.append("there is no step from which a restore could continue")
     elif expect_step is not None and choice.manifest.step != expect_step:
         findings.append(f"a restore would take step {choice.manifest.step}, not {expect_step}")
@@ -165,6 +180,8 @@ def to_json(report: Report) -> dict[str, Any]:
                 "step": found.step,
                 "ok": found.ok,
                 "problems": found.problems,
+                "strangers": found.strangers,
+                "is_unreadable": found.unreadable is not None,
                 "bytes_read": found.bytes_read,
                 "digest": found.committed_digest,
                 "attempt": found.manifest and found.manifest.attempt,
@@ -188,7 +205,7 @@ def render(report: Report) -> str:
             f"  {'?' if found.step is None else found.step:>12}"
             f"  {manifest.attempt if manifest else '?':>7}"
             f"  {manifest.world_size if manifest else '?':>5}"
-            f"  {format_bytes(found.bytes_read):>9}  {'ok' if found.ok else 'BAD'}"
+            f"  {format_bytes(found.bytes_read):>9}  {_result(found)}"
         )
     lines += [f"  unfinished, not a step: {name}" for name in report.temporaries]
     lines += [f"  in quarantine: {name}" for name in report.quarantined]
@@ -197,6 +214,12 @@ def render(report: Report) -> str:
         lines.append(f"a restore would take step {report.restore[0]}: {report.restore[1]}")
     lines.append("safe to restore" if not report.findings else "NOT safe to restore")
     return "\n".join(lines).encode("ascii", "backslashreplace").decode()
+
+
+def _result(found: Verification) -> str:
+    if found.ok:
+        return "ok"
+    return "BAD" if found.unreadable is None else "unreadable"
 
 
 def format_bytes(count: int) -> str:

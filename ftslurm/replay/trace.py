@@ -1,8 +1,9 @@
 """The per-step trace of a run: one JSON line a step, one file an attempt, written by rank 0 alone.
 
 Standard library only, so that any command may read it. A row is handed to the kernel in one write
-before the next step begins: killing the process loses none and tears none. Only `close` makes the
-rows durable; a power cut may cost the last of them, never a checkpoint.
+before the next step begins: killing the process loses none and tears none, and a row that a full
+disk tears takes none beside it along. Only `close` makes the rows durable; a power cut may cost the
+last of them, never a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,14 +51,24 @@ class TraceWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._path = path
         self._fd = os.open(path, flags, 0o644)
+        self._is_torn = False
 
     def append(self, row: TraceRow) -> None:
-        os.write(self._fd, render_row(row))
+        """OSError when the row is lost; the next one begins on a line of its own."""
+        data = render_row(row)
+        if self._is_torn:
+            data = b"\n" + data
+        self._is_torn = True
+        while data:
+            data = data[os.write(self._fd, data) :]
+        self._is_torn = False
 
     def close(self) -> None:
         """Durable on return."""
-        os.fsync(self._fd)
-        os.close(self._fd)
+        try:
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
         fsync_folder(self._path.parent)
 
 
@@ -101,7 +112,7 @@ def _rows(layout: RunLayout) -> Iterator[TraceRow]:
 
 
 def _parse_row(line: bytes, attempt: int, where: Path) -> Optional[TraceRow]:
-    """None for a line that a power cut tore: it lacks its closing brace, so it is not JSON."""
+    """None for a torn line: it lacks its closing brace, so it is not JSON."""
     try:
         record: dict[str, Any] = json.loads(line)
     except ValueError:

@@ -26,6 +26,7 @@ from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.submit.compose import compose_run
 from ftslurm.submit.follow import Ending, Follower
 from ftslurm.submit.freeze import Plan, freeze, plan_run
+from ftslurm.submit.snapshot import unseen_folders
 
 _EPILOG = """examples:
   ftslurm submit experiment=main --wait           a first run, followed to its end
@@ -112,7 +113,14 @@ def _plan(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[Plan
             raise
         _to_stderr(f"ftslurm: warning: {error}; what depends on the site is left open")
         site = None
-    return plan_run(spec, composed.text, scheduler, site, folder=Path.cwd()), scheduler
+    plan = plan_run(spec, composed.text, scheduler, site, folder=Path.cwd())
+    unseen = unseen_folders(plan.snapshot, os.environ)
+    if unseen:
+        _to_stderr(
+            f"ftslurm: warning: PYTHONPATH has {os.pathsep.join(unseen)}, which the ranks will not "
+            "see; they import from the run's copy of this folder's code and from what is installed"
+        )
+    return plan, scheduler
 
 
 def _site(spec: RunSpec, scheduler: Scheduler, *, sbatch_found: bool) -> Site:

@@ -24,10 +24,13 @@ from ftslurm.run.spec import RunSpec, check, from_dict, to_dict
 SCHEMA_NAME = "run_spec"
 """Name under which conf/config.yaml takes in the dataclasses."""
 
+_OPEN_GROUPS = ("cluster", "experiment")
+"""Groups for which conf/config.yaml chooses nothing: `null` is an option of theirs."""
+
 _INTERNALS = ("full_key", "object_type", "reference_type")
 _NOT_IN = re.compile(r"Key '(.+?)' (?:is )?not in '(\w+)'")
 
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|JWT|CREDENTIAL|AUTH", re.IGNORECASE)
 """Names of environment variables whose values never reach a file of ours."""
 
 
@@ -63,7 +66,8 @@ def compose_run(
         if config.hydra.runtime.choices.get(group) is None
     }
     if left_open:
-        accepted = [*(f"{group}={option}" for group, option in left_open.items()), *accepted]
+        # Last, so that they win over a `null` that somebody wrote.
+        accepted += [f"{group}={option}" for group, option in left_open.items()]
         config = _run_hydra(accepted, folders)
     values, text = _resolved(config)
     spec = from_dict(values)
@@ -127,9 +131,10 @@ def _sentence(error: BaseException) -> str:
     body = " ".join(line for line in lines if not line.startswith(_INTERNALS))
     body = body.partition("Config search path")[0].strip().rstrip(".;")
     match = _NOT_IN.search(body)
-    if match is not None:
+    ours = {kind.__name__: name for name, kind in _nodes(RunSpec)}
+    if match is not None and match[2] in ours:
         where = re.match(r"In '(.*?)'", body)
-        prefix = next(name for name, kind in _nodes(RunSpec) if kind.__name__ == match[2])
+        prefix = ours[match[2]]
         return _unknown_key(prefix + match[1], f"in `{where[1]}.yaml`" if where else "")
     key = getattr(cause, "full_key", None)
     first = str(error).splitlines()[0] if cause is not error else ""
@@ -143,8 +148,10 @@ def _checked_override(text: str, folders: list[Path]) -> str:
     override = _parsed(text)
     key = override.key_or_group
     if override.is_sweep_override():
+        is_text = key.partition(".")[0] == "user" or _kind(key) in (str, Optional[str])
+        hint = f"; if it is one value, quote it: {_quoted(text)}" if is_text else ""
         raise SpecError(
-            f"`{text}` names several values, which needs several runs; submit them one by one"
+            f"`{text}` names several values, which needs several runs; submit them one by one{hint}"
         )
     if re.split(r"[./]", key)[0] == "hydra":
         raise SpecError(
@@ -152,7 +159,8 @@ def _checked_override(text: str, folders: list[Path]) -> str:
         )
     options = _options(key, folders)
     if options:
-        _check_option(key, override.value(), options)
+        if not (key in _OPEN_GROUPS and override.value() is None):
+            _check_option(key, override.value(), options)
         return text
     if key == "user" or key.startswith("user."):
         # Free values: `user.x=1` without the `+` that Hydra asks for where no x exists yet.
@@ -165,17 +173,23 @@ def _parsed(text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    key, equals, value = text.partition("=")
+    key, equals, _ = text.partition("=")
     if not equals or not key.strip():
         raise SpecError(f"`{text}` is no override; write KEY=VALUE or GROUP=OPTION")
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException:
-        quoted = value.replace('"', '\\"')
         raise SpecError(
             f"`{text}` is not in Hydra's grammar; put the value in quotes of its own: "
-            + shlex.quote(f'{key}="{quoted}"')
+            + _quoted(text)
         ) from None
+
+
+def _quoted(text: str) -> str:
+    """The override as a shell has to be given it for Hydra to take its value as one text."""
+    key, _, value = text.partition("=")
+    escaped = value.replace('"', '\\"')
+    return shlex.quote(f'{key}="{escaped}"')
 
 
 def _options(group: str, folders: list[Path]) -> list[str]:
@@ -203,6 +217,14 @@ def _check_key(key: str, folders: list[Path]) -> None:
             groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
             raise SpecError(_unknown_key(key, "", groups))
         node = fields[part]
+
+
+def _kind(key: str) -> Any:
+    """Type of the value at a dotted key, None when there is no such key."""
+    node: Any = RunSpec
+    for part in key.split("."):
+        node = _fields(node).get(part)
+    return node
 
 
 def _fields(node: Any) -> dict[str, Any]:

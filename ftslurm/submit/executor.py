@@ -54,6 +54,15 @@ _NO_TIMEOUT_S = 10 * 365 * 24 * 3600
 _FOREIGN = ("SBATCH_", "SLURM_", "SRUN_", "PMIX_", "SUBMITIT_")
 
 
+# What Slurm says when the answer to a request that went out is lost (slurm_errno.c): the controller
+# may have taken the job. `connect failure` is not among them: nothing went out.
+_LOST_ANSWER = re.compile(
+    r"timed out|zero bytes|(send|receive|recv|shutdown) failure|unexpected message|insane message|"
+    r"connection reset|broken pipe",
+    re.IGNORECASE,
+)
+
+
 class RefusedError(SchedulerError):
     """There is certainly no job."""
 
@@ -155,17 +164,14 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
                 "`sbatch` is not on PATH; submit where Slurm is, or choose cluster=local"
             ) from None
         except subprocess.TimeoutExpired:
-            raise SchedulerError(
-                f"sbatch gave no answer for {SBATCH_TIMEOUT_S:g} s; look with squeue whether the "
-                "job exists before you submit again"
-            ) from None
+            raise _unclear(f"gave no answer for {SBATCH_TIMEOUT_S:g} s", options, script) from None
+        said = " ".join(done.stderr.split()) or "it printed nothing"
+        if done.returncode < 0:
+            how = f"was ended by signal {-done.returncode} ({said})"
+            raise _unclear(how, options, script)
+        if done.returncode and _LOST_ANSWER.search(said):
+            raise _unclear(f"lost its connection ({said})", options, script)
         if done.returncode:
-            said = " ".join(done.stderr.split()) or "it printed nothing"
-            if "timed out" in said.lower():  # the answer is lost, the job may well be there
-                raise SchedulerError(
-                    f"sbatch lost its connection ({said}); look with squeue whether the job exists "
-                    "before you submit again"
-                )
             raise RefusedError(f"sbatch refused the job (code {done.returncode}): {said}")
         return self._get_job_id_from_submission_command(done.stdout)
 
@@ -178,6 +184,15 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
     @staticmethod
     def _get_job_id_from_submission_command(string: Union[bytes, str]) -> str:
         return parse_job_id(string if isinstance(string, str) else string.decode())
+
+
+def _unclear(what: str, options: Sequence[str], script: Path) -> SchedulerError:
+    """The job may well be there: the run directory has to stay."""
+    name = next(word.partition("=")[2] for word in options if word.startswith("--job-name="))
+    return SchedulerError(
+        f"sbatch {what}, so it is unclear whether there is a job; look with "
+        f"`squeue --me {shlex.quote(f'--name={name}')}` before you submit again, `{script}` is kept"
+    )
 
 
 def array_script(runs: Sequence[RunLayout]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ftslurm.errors import SchedulerError
+from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json
 from ftslurm.run.attempts import Progress, numbers, read_progress
 from ftslurm.run.layout import RunLayout
@@ -26,6 +26,14 @@ DRILL_PAUSE_S = 2.0
 
 UNSEEN_S = {"local": 60.0, "slurm": 900.0}
 """Give up on a job of which the scheduler knows nothing for so long (a controller may be away)."""
+
+LATE_FILES_S = {"local": 0.0, "slurm": 75.0}
+"""How long a bad end has to stand. A login node that has looked for DONE or decision.json before
+they were there may go on missing them for acdirmax, 60 s unless set (nfs(5))."""
+
+LAST_WORD_S = 5.0
+"""DONE is written by the ranks, the last attempt's decision a moment later by the batch script."""
+LAST_WORD_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,11 @@ def news(before: View, after: View) -> Iterator[str]:
         if old is None:
             yield f"attempt {attempt.number} begins"
         progress = attempt.progress
-        if progress is not None and _is_further(old.progress if old else None, progress):
-            yield _progress_line(attempt.number, progress)
         resumed = progress.restored_step if progress else None
         if resumed is not None and not (old and old.progress and old.progress.restored_step):
             yield f"attempt {attempt.number} goes on from step {resumed}"
+        if progress is not None and _is_further(old.progress if old else None, progress):
+            yield _progress_line(attempt.number, progress)
         decision = attempt.decision
         if decision is not None and (old is None or old.decision != decision):
             yield f"attempt {attempt.number} ended: {decision['reason']} -> {decision['action']}"
@@ -103,7 +111,7 @@ def ending(view: View) -> Optional[Ending]:
         steps = f"{last.step} steps, " if last else ""
         return Ending(True, count, f"finished: {steps}{_attempts(count)}")
     decision = view.latest.decision if view.latest else None
-    stopped = decision is not None and decision["action"] == "stop"
+    stopped = _has_stopped(view)
     # Slurm forgets an ended job after MinJobAge; the run directory does not.
     if view.job.is_ended or (stopped and not view.job.is_known):
         why = f": {decision['reason']}" if decision and stopped else ", see submit/ and attempts/"
@@ -146,22 +154,24 @@ class Follower:
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
     hastened: bool = False
+    bad_end: Optional[Ending] = None
+    """As seen last, not believed yet."""
+    bad_since: float = 0.0
 
     def follow(self) -> Ending:
         """Say news until the run has ended; how it went."""
         view = View((), False, JobState("UNKNOWN"))
-        pause_s, seen_at, suspected = FIRST_PAUSE_S, self.now(), False
+        pause_s, seen_at = FIRST_PAUSE_S, self.now()
         while True:
-            before, view = view, look(self.layout, self.scheduler, self.job_id)
-            lines = list(news(before, view))
-            for line in lines:
-                self.say(line)
-            end = ending(view)
-            # Slurm may requeue a moment after NODE_FAIL or PREEMPTED, and files may lag on NFS:
-            # a bad end is believed when it is seen twice.
-            if end is not None and (end.finished or suspected):
-                return end
-            suspected = end is not None
+            seen = self._look(seen_at)
+            if seen is None:
+                self.sleep(pause_s)
+                continue
+            before, view = view, seen
+            self._say_news(before, view)
+            end = self._believed(ending(view), view)
+            if end is not None:
+                return self._with_last_word(end, view)
             if view.job.is_known:
                 seen_at = self.now()
             elif self.now() - seen_at > UNSEEN_S[self.scheduler.name]:
@@ -169,19 +179,70 @@ class Follower:
             self._hasten(view)
             self._drill(view)
             pause_s = min(LONGEST_PAUSE_S, pause_s * BACK_OFF)
-            if suspected or _is_turn(before, view):
+            if _is_turn(before, view):
                 pause_s = FIRST_PAUSE_S
             elif self.drill_signal is not None:
                 pause_s = min(DRILL_PAUSE_S, pause_s)
             self.sleep(pause_s)
 
+    def _say_news(self, before: View, after: View) -> None:
+        for line in news(before, after):
+            self.say(line)
+
+    def _look(self, seen_at: float) -> Optional[View]:
+        """None when the files cannot be read now: they are replaced while they are read (ESTALE on
+        NFS). RunError when that has gone on since `seen_at` for too long."""
+        try:
+            return look(self.layout, self.scheduler, self.job_id)
+        except OSError as error:
+            if self.now() - seen_at > UNSEEN_S[self.scheduler.name]:
+                raise RunError(
+                    f"`{self.layout.root}` can no longer be read ({error}); look with `ftslurm "
+                    "status` when its file system is back"
+                ) from None
+            return None
+
+    def _believed(self, end: Optional[Ending], view: View) -> Optional[Ending]:
+        """`end` once it can be believed: a bad one when it is seen twice, and has stood while files
+        may be late, unless the run itself says that it stopped. Slurm may requeue a moment after
+        NODE_FAIL or PREEMPTED."""
+        if end is not None and end.finished:
+            return end
+        if end is None and view.job.is_known:
+            self.bad_end = None
+        certain = _has_stopped(view) or view.job.is_held
+        patience_s = 0.0 if certain else LATE_FILES_S[self.scheduler.name]
+        if self.bad_end is None:
+            self.bad_end, self.bad_since = end, self.now()
+            if end is not None and patience_s:
+                self.say(f"nothing says yet how the run ended; looking on for {patience_s:g} s")
+            return None
+        # A job that Slurm has forgotten meanwhile has ended all the same.
+        self.bad_end = end or self.bad_end
+        return self.bad_end if self.now() - self.bad_since >= patience_s else None
+
+    def _with_last_word(self, end: Ending, view: View) -> Ending:
+        """Wait a moment for the last attempt's decision, so that `status` tells the whole story."""
+        deadline = self.now() + LAST_WORD_S
+        while end.finished and _is_undecided(view) and self.now() < deadline:
+            self.sleep(LAST_WORD_PAUSE_S)
+            before, view = view, self._look(self.now()) or view
+            self._say_news(before, view)
+        return end
+
     def _hasten(self, view: View) -> None:
         """Once for each wait: asking again would put the start off again."""
         if not (view.job.word == "PENDING" and view.job.reason == "BeginTime" and view.attempts):
             self.hastened = False
-        elif not self.hastened and self.scheduler.hasten(self.job_id):
+        elif not self.hastened and self._is_hastened():
             self.hastened = True
             self.say("asked Slurm to start the requeued job in seconds, not after its 2 minutes")
+
+    def _is_hastened(self) -> bool:
+        try:
+            return self.scheduler.hasten(self.job_id)
+        except SchedulerError:
+            return False  # the job starts all the same, only later; the next look asks again
 
     def _drill(self, view: View) -> None:
         if self.drill_signal is None or not is_ripe_for_drill(view):
@@ -196,6 +257,15 @@ class Follower:
             "as a preemption would; they stop together, save, and the job is queued again"
         )
         self.drill_signal = None
+
+
+def _has_stopped(view: View) -> bool:
+    decision = view.latest.decision if view.latest else None
+    return decision is not None and decision["action"] == "stop"
+
+
+def _is_undecided(view: View) -> bool:
+    return view.latest is not None and view.latest.decision is None
 
 
 def _is_further(old: Optional[Progress], new: Progress) -> bool:

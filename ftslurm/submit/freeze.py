@@ -23,17 +23,32 @@ from typing import Optional
 from ftslurm.errors import RunError, SpecError
 from ftslurm.files import fsync_folder, write_atomic, write_json
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, parse_time_s, to_dict
+from ftslurm.run.spec import ClusterSpec, RunSpec, parse_time_s, to_dict
 from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.submit.dataset import Dataset, Wanted, prepare_dataset, wanted_dataset
 from ftslurm.submit.deadline import emergency_deadline_s
 from ftslurm.submit.render import check_values, render_script, sbatch_options
-from ftslurm.submit.snapshot import PACKAGE, Snapshot, check_entry, copy, plan_snapshot
+from ftslurm.submit.snapshot import (
+    PACKAGE,
+    Snapshot,
+    check_entry,
+    copy,
+    plan_snapshot,
+    unseen_folders,
+)
 
 _LIST_PACKAGES = (
     "import importlib.metadata as m, json\n"
     "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
 )
+_IMPORT_SUBMITIT = "import submitit"
+
+# What only Slurm reads; the local scheduler would ignore it.
+_SLURM_ONLY = (
+    "job_name", "account", "partition", "qos", "reservation", "constraint", "exclude", "comment",
+    "mem", "wait_s",
+)  # fmt: skip
+_DEFAULTS = ClusterSpec()
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,8 @@ def plan_run(
     layout = RunLayout(runs_dir / run_id)
     python = spec.cluster.python or sys.executable
     snapshot = plan_snapshot(folder, entry=spec.entry, exclude=[runs_dir])
-    check_entry(snapshot, spec.entry, installed=spec.cluster.python is None)
+    unseen = unseen_folders(snapshot, os.environ)
+    check_entry(snapshot, spec.entry, installed=spec.cluster.python is None, unseen=unseen)
     script = render_script(
         spec,
         run_id=run_id,
@@ -125,8 +141,18 @@ def freeze(plan: Plan) -> None:
 
 def _check_place(spec: RunSpec, site: Optional[Site]) -> None:
     cluster = spec.cluster
-    if cluster.scheduler == "local" and cluster.nodes != 1:
-        raise SpecError(f"cluster.nodes is {cluster.nodes}; cluster=local has one, this machine")
+    if cluster.scheduler == "local":
+        if cluster.nodes != 1:
+            raise SpecError(
+                f"cluster.nodes is {cluster.nodes}; cluster=local has one, this machine"
+            )
+        for key in _SLURM_ONLY:
+            value = getattr(cluster, key)
+            if value != getattr(_DEFAULTS, key):
+                raise SpecError(
+                    f"cluster.{key} is `{value}`, which means nothing to cluster=local; leave it "
+                    "out, or choose cluster=slurm"
+                )
     limit_s = parse_time_s(cluster.time)
     if site is None:
         return
@@ -182,20 +208,40 @@ def _write(
 
 def _packages(python: str) -> dict[str, str]:
     """Names and versions of what the ranks' interpreter has installed."""
+    done = _ask(python, _LIST_PACKAGES)
+    if done.returncode:
+        raise SpecError(
+            f"cluster.python `{python}` is no Python of 3.9 or later ({_last_line(done)})"
+        )
+    if python != sys.executable:
+        imported = _ask(python, _IMPORT_SUBMITIT)
+        if imported.returncode:
+            raise SpecError(
+                f"cluster.python `{python}` cannot import submitit, which starts the ranks "
+                f"({_last_line(imported)}); install ftslurm with that interpreter's pip"
+            )
+    packages: dict[str, str] = json.loads(done.stdout)
+    return packages
+
+
+def _ask(python: str, program: str) -> subprocess.CompletedProcess[bytes]:
+    # The submitter's PYTHONPATH is not the ranks'.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        done = subprocess.run(
-            [python, "-c", _LIST_PACKAGES],
+        return subprocess.run(
+            [python, "-c", program],
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
         )
     except OSError as error:
         raise SpecError(f"cluster.python `{python}` cannot be run: {error.strerror}") from None
-    if done.returncode:
-        said = os.fsdecode(done.stderr).strip().splitlines() or ["it said nothing"]
-        raise SpecError(f"cluster.python `{python}` is no Python of 3.9 or later ({said[-1]})")
-    packages: dict[str, str] = json.loads(done.stdout)
-    return packages
+
+
+def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    said = os.fsdecode(done.stderr).strip().splitlines()
+    return said[-1] if said else "it said nothing"
 
 
 def _make_durable(root: Path) -> None:

@@ -2,18 +2,20 @@
 
 Of a git repository all tracked files and the untracked that git does not ignore; elsewhere the .py
 files beside the entry and its package; and ftslurm itself. Never a file that looks like it holds
-secrets. Planning only reads; `copy` writes.
+secrets, nor what a link names outside of these. Planning only reads; `copy` writes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
@@ -44,11 +46,19 @@ class Source:
     """Path inside the snapshot."""
     path: Path
 
+    @property
+    def size_bytes(self) -> int:
+        """Of what is copied: the link itself, or the file that it names."""
+        is_link = self.path.is_symlink() and _stays_inside(self)
+        return (self.path.lstat() if is_link else self.path.stat()).st_size
+
 
 @dataclass(frozen=True)
 class Snapshot:
     """What would be copied."""
 
+    root: Path
+    """Folder that the names of the submitter's own files are relative to."""
     sources: list[Source]
     import_paths: list[str]
     """Folders inside the snapshot from which modules are imported, first ones first."""
@@ -62,7 +72,7 @@ class Snapshot:
 
     @property
     def size_bytes(self) -> int:
-        return sum(source.path.lstat().st_size for source in self.sources)
+        return sum(source.size_bytes for source in self.sources)
 
 
 def plan_snapshot(folder: Path, *, entry: str, exclude: Sequence[Path] = ()) -> Snapshot:
@@ -70,7 +80,10 @@ def plan_snapshot(folder: Path, *, entry: str, exclude: Sequence[Path] = ()) -> 
     folder = folder.resolve()
     root = _repository(folder)
     if root is None:
-        snapshot = Snapshot(list(_beside_entry(folder, entry)), [""], [])
+        beside = list(_beside_entry(folder, entry))
+        sources = [source for source in beside if not _leads_out(source)]
+        left_out = [source.name for source in beside if _leads_out(source)]
+        snapshot = Snapshot(folder, sources, [""], left_out)
     else:
         snapshot = _of_repository(root, folder, [path.resolve() for path in exclude])
     if not any(source.name == "ftslurm/__init__.py" for source in snapshot.sources):
@@ -79,19 +92,59 @@ def plan_snapshot(folder: Path, *, entry: str, exclude: Sequence[Path] = ()) -> 
     return snapshot
 
 
-def check_entry(snapshot: Snapshot, entry: str, *, installed: bool) -> None:
-    """SpecError when the entry's module is nowhere. `installed`: look at this interpreter too."""
+def unseen_folders(snapshot: Snapshot, environ: Mapping[str, str]) -> list[str]:
+    """Entries of PYTHONPATH that the ranks will not have: theirs is the snapshot's."""
+    seen = [snapshot.root / place for place in snapshot.import_paths]
+    installed = sysconfig.get_paths()
+    seen += [PACKAGE.parent, Path(installed["purelib"]), Path(installed["platlib"])]
+    known = {path.resolve() for path in seen}
+    entries = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return [
+        entry
+        for entry in dict.fromkeys(entries)
+        if Path(entry).exists() and Path(entry).resolve() not in known
+    ]
+
+
+def check_entry(
+    snapshot: Snapshot, entry: str, *, installed: bool, unseen: Sequence[str] = ()
+) -> None:
+    """SpecError when the entry's module is nowhere. `installed`: look at this interpreter too, but
+    not in the folders `unseen`, which the ranks will not have."""
     top = _top_module(entry)
     names = {source.name for source in snapshot.sources}
     for place in snapshot.import_paths:
         prefix = f"{place}/{top}" if place else top
         if f"{prefix}.py" in names or any(name.startswith(f"{prefix}/") for name in names):
             return
-    if installed and importlib.util.find_spec(top) is None:
+        if f"{prefix}.py" in snapshot.left_out:
+            raise SpecError(
+                f"entry is `{entry}`, but `{prefix}.py` is a link that leads out of this folder's "
+                "code and is not taken along; put the file itself here"
+            )
+    if not installed or _is_found(top, without=unseen):
+        return
+    if _is_found(top):
         raise SpecError(
-            f"entry is `{entry}`, but there is no module `{top}` in this folder's code and none is "
-            "installed; submit from the folder that holds it"
+            f"entry is `{entry}`, but `{top}` is found through PYTHONPATH only "
+            f"({os.pathsep.join(unseen)}), which the ranks do not see; submit from the folder that "
+            "holds it, or install it"
         )
+    raise SpecError(
+        f"entry is `{entry}`, but there is no module `{top}` in this folder's code and none is "
+        "installed; submit from the folder that holds it"
+    )
+
+
+def _is_found(module: str, *, without: Sequence[str] = ()) -> bool:
+    """Whether this interpreter finds the module, with the folders `without` off its path."""
+    hidden = {Path(entry).resolve() for entry in without}
+    path = [entry for entry in sys.path if Path(entry).resolve() not in hidden]
+    for finder in sys.meta_path:
+        # An editable install has a finder of its own, and a built-in module one without a path.
+        if finder.find_spec(module, path if finder is PathFinder else None) is not None:
+            return True
+    return False
 
 
 def copy(snapshot: Snapshot, target: Path) -> str:
@@ -124,7 +177,7 @@ def _of_repository(root: Path, folder: Path, exclude: list[Path]) -> Snapshot:
         if any(path.is_relative_to(place) for place in exclude):
             continue
         source = Source(name, path)
-        if _may_be_secret(path) or not _is_usable(source):
+        if _may_be_secret(path) or _leads_out(source):
             left_out.append(name)
         elif path.exists():  # tracked, but deleted in the working tree
             sources.append(source)
@@ -140,6 +193,7 @@ def _of_repository(root: Path, folder: Path, exclude: list[Path]) -> Snapshot:
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", fail=False)
     outside = [f":(exclude,literal){name}" for name in left_out]
     return Snapshot(
+        root,
         sources,
         import_paths,
         left_out,
@@ -229,9 +283,10 @@ def _may_be_secret(path: Path) -> bool:
     return path.suffix not in _ALWAYS_SOURCE and bool(_SECRET_NAMES.fullmatch(path.name))
 
 
-def _is_usable(source: Source) -> bool:
-    """A link out of the snapshot is followed when it names a file, else it is of no use."""
-    return not source.path.is_symlink() or _stays_inside(source) or source.path.is_file()
+def _leads_out(source: Source) -> bool:
+    """A link to something that is not in the snapshot. To follow it would copy what nobody took
+    for source: a data set, a key."""
+    return source.path.is_symlink() and not _stays_inside(source)
 
 
 def _stays_inside(source: Source) -> bool:
@@ -247,7 +302,7 @@ def _check_size(snapshot: Snapshot) -> None:
     size = snapshot.size_bytes
     if size <= LIMIT_BYTES:
         return
-    biggest = sorted(snapshot.sources, key=lambda source: -source.path.lstat().st_size)[:3]
+    biggest = sorted(snapshot.sources, key=lambda source: -source.size_bytes)[:3]
     raise RunError(
         f"the code to take along has {_mib(size)}, more than {_mib(LIMIT_BYTES)}; the biggest are "
         f"{_list(biggest)}: put what is not source into .gitignore, or elsewhere"
@@ -255,7 +310,7 @@ def _check_size(snapshot: Snapshot) -> None:
 
 
 def _list(sources: Iterable[Source]) -> str:
-    return ", ".join(f"`{item.name}` ({_mib(item.path.lstat().st_size)})" for item in sources)
+    return ", ".join(f"`{item.name}` ({_mib(item.size_bytes)})" for item in sources)
 
 
 def _mib(size_bytes: int) -> str:

@@ -55,16 +55,18 @@ class BackgroundSave:
         self._hurried.set()
 
     def _run(self) -> None:
-        if self._previous is not None:
-            self._previous.hurry()
-            self._previous.join()
-            self._previous = None
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            previous.hurry()
         try:
             self.result = self._work()
         except BaseException as error:  # noqa: BLE001 - kept for the training thread, see `error`
             self.error = error
         finally:
             self._known.set()
+        if previous is not None:
+            # One retention at a time; a save, which may be an emergency's, does not wait for it.
+            previous.join()
         if self.result is not None and self.result.is_committed:
             try:
                 self._after(self.result, self._hurried.is_set)

@@ -153,6 +153,7 @@ class Checkpointer:
             return
         self._harvest()
         if self._last is not None:
+            self._last.hurry()
             self._last.join(max(0.0, deadline - time.monotonic()))
             self._report_retention()
 

@@ -47,6 +47,8 @@ class Groups:
     """gloo: the word exchanged at step boundaries."""
     checkpoint: dist.ProcessGroup
     """gloo: belongs to the checkpointer's background thread."""
+    node: str = ""
+    """Where this rank runs, for messages."""
 
 
 def choose_backend(asked: str, *, gpus_per_node: int, has_cuda: bool) -> str:
@@ -89,6 +91,7 @@ def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
         main=_world(),
         control=_gloo_group(),
         checkpoint=_gloo_group(),
+        node=env.node,
     )
 
 

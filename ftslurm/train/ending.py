@@ -11,12 +11,37 @@ import torch.distributed as dist
 
 from ftslurm.files import write_json
 from ftslurm.replay.trace import read_trace
+from ftslurm.run.attempts import FINISHED, Outcome, write_outcome
 from ftslurm.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
 LAST_BARRIER_S = 60
 """How long a rank waits for the others before it leaves without them."""
+
+
+def settle(
+    layout: RunLayout,
+    attempt: int,
+    outcome: Outcome,
+    *,
+    loss: float | None,
+    parameter_digest: str | None,
+) -> None:
+    """Rank 0: say how the attempt ended, after all that is said is durable.
+
+    DONE before the outcome: a kill in between leaves a run that is known to have finished.
+    """
+    if outcome.result == FINISHED:
+        assert parameter_digest is not None, "a run that finished has its digest"
+        write_done(
+            layout,
+            attempt=attempt,
+            step=outcome.step,
+            loss=loss,
+            parameter_digest=parameter_digest,
+        )
+    write_outcome(layout.attempt(attempt), outcome)
 
 
 def write_done(

@@ -14,6 +14,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -145,7 +146,8 @@ def fail(env: RankEnvironment, session: Optional[Session], error: BaseException)
     step = None if session is None else session.step
     is_restoring = session is not None and session.is_restoring
     error = named(error, rank=env.rank)
-    hopeless = is_hopeless(error, is_restoring=is_restoring)
+    has_trained = session is not None and session.has_trained
+    hopeless = is_hopeless(error, is_restoring=is_restoring, has_trained=has_trained)
     try:
         log.error("rank %d failed at step %s", env.rank, step, exc_info=error)
         write_rank_error(env, error, step=step)
@@ -161,11 +163,16 @@ def fail(env: RankEnvironment, session: Optional[Session], error: BaseException)
         _end_now(RANK_NEVER_RETRY if hopeless else RANK_FAILED)
 
 
-def is_hopeless(error: BaseException, *, is_restoring: bool) -> bool:
-    """Whether the same start would fail the same way: configuration, data, nothing to restore."""
+def is_hopeless(error: BaseException, *, is_restoring: bool, has_trained: bool) -> bool:
+    """Whether the same start would fail the same way: configuration, data, nothing to restore.
+
+    Data that could be read for a step is the right data: one read error later is no such thing.
+    """
     if isinstance(error, CheckpointError):
         return is_restoring
-    return isinstance(error, (SpecError, DataError, UsageError))
+    if isinstance(error, DataError):
+        return not has_trained
+    return isinstance(error, (SpecError, UsageError))
 
 
 def named(error: BaseException, *, rank: int) -> BaseException:
@@ -196,6 +203,8 @@ def end_children() -> None:
 
     With proctrack/linuxproc a child that lingers keeps srun, and so the allocation, waiting.
     """
+    # torch's handler would raise for a worker that is killed on purpose.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()
 
@@ -208,11 +217,13 @@ def _close() -> None:
 
 
 def _end_now(code: int) -> NoReturn:
-    end_children()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    try:
+        end_children()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

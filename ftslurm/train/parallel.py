@@ -24,7 +24,8 @@ from ftslurm.train.distributed import Groups
 def wrap(model: nn.Module, *, strategy: str, groups: Groups) -> nn.Module:
     """Put `model` on this rank's device and spread it. Collective.
 
-    fsdp: every member of a ModuleList is a unit of its own, the rest is one more.
+    fsdp: every member of a ModuleList is a unit of its own, whatever is left of its parameters once
+    the lists inside it have been cut up; the rest is one more.
     """
     model = model.to(groups.device)
     if strategy == "ddp":
@@ -32,8 +33,11 @@ def wrap(model: nn.Module, *, strategy: str, groups: Groups) -> nn.Module:
         return DistributedDataParallel(model, device_ids=devices, process_group=groups.main)
     mesh = init_device_mesh(groups.device.type, (groups.world_size,))
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    for block in [block for blocks in lists for block in blocks]:
-        fully_shard(block, mesh=mesh)
+    # From the inside out: what is a unit already is left out by the one around it. A list itself
+    # has no forward, by which a unit gathers its parameters.
+    for block in [block for blocks in reversed(lists) for block in blocks]:
+        if not isinstance(block, (nn.ModuleList, FSDPModule)):
+            fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)  # in place
     return model
 

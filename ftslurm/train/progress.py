@@ -1,6 +1,7 @@
-"""Rank 0's account of an attempt while it runs: trace rows, progress.json, the log's step lines.
+"""Rank 0's account of an attempt while it runs: trace, progress.json, journal, log lines.
 
-Reporting only: nothing reads it back to decide how to train.
+Reporting only: nothing reads it back to decide how to train. A write that fails is logged and
+counted, and never ends the training or keeps it from a save.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import dataclasses
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ftslurm.replay.trace import TraceRow, TraceWriter
-from ftslurm.run.attempts import Progress, write_progress
+from ftslurm.run.attempts import Progress, append_event, write_progress
 from ftslurm.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class Recorder:
         self._progress = Progress(step=0, steps=steps)
         self._step_began = self._written = clock()
         self._tokens_written = 0
+        self._failed_writes: Counter[str] = Counter()
 
     def enter(self, phase: str, **changes: object) -> None:
         """A new phase of the attempt; written at once."""
@@ -70,7 +74,7 @@ class Recorder:
         row = TraceRow(
             step=step, loss=loss, samples=samples, tokens=tokens, seconds=seconds, values=values
         )
-        self._trace.append(row)
+        self._try("trace", lambda: self._trace.append(row))
         self._progress = dataclasses.replace(
             self._progress,
             step=step,
@@ -85,10 +89,27 @@ class Recorder:
         if step % self._log_interval_steps == 0:
             log.info("step %d loss %.6f in %.3f s", step, loss, seconds)
 
+    def event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """One line for the journal. May be called from any thread: it is appended in one write."""
+        is_bad = "fail" in kind or kind in ("rejected", "fell_back")
+        log.log(logging.WARNING if is_bad else logging.INFO, "%s %s", kind, dict(facts))
+        self._try("journal", lambda: append_event(self._paths, kind, **facts))
+
     def close(self) -> None:
-        """The trace is durable on return."""
-        self._trace.close()
+        """The trace is durable on return, unless that failed, which is logged."""
+        self._try("trace", self._trace.close)
+        if self._failed_writes:
+            log.warning("failed_writes %s", dict(self._failed_writes))
 
     def _write(self) -> None:
         self._written = self._clock()
-        write_progress(self._paths, dataclasses.replace(self._progress, written_at=self._now()))
+        progress = dataclasses.replace(self._progress, written_at=self._now())
+        self._try("progress", lambda: write_progress(self._paths, progress))
+
+    def _try(self, kind: str, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._failed_writes[kind] += 1
+            if self._failed_writes[kind] == 1:
+                log.warning("the %s misses what could not be written: %s", kind, error)

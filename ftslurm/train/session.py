@@ -21,30 +21,24 @@ from torch import nn
 from ftslurm import faults
 from ftslurm.errors import RANK_STOPPED, CheckpointError, UsageError
 from ftslurm.replay.determinism import parameter_digest, seed_all
-from ftslurm.run.attempts import (
-    FINISHED,
-    STOPPED,
-    Outcome,
-    append_event,
-    read_attempt,
-    write_outcome,
-)
+from ftslurm.run.attempts import FINISHED, STOPPED, Outcome, read_attempt
 from ftslurm.run.rank import RankEnvironment, StopFlag
 from ftslurm.train import parallel
 from ftslurm.train.checkpointer import Checkpointer, SaveFacts
 from ftslurm.train.cursor import Cursor
 from ftslurm.train.distributed import Groups
-from ftslurm.train.ending import LAST_BARRIER_S, leave_together, write_done
+from ftslurm.train.ending import LAST_BARRIER_S, leave_together, settle
 from ftslurm.train.feed import open_feed
 from ftslurm.train.loader import GlobalBatches, MicroBatch
 from ftslurm.train.progress import Recorder
 from ftslurm.train.run_record import RunRecord
 from ftslurm.train.state import TrainState
-from ftslurm.train.stop import Agreement, Word, save_is_due, start_maximum
+from ftslurm.train.stop import Agreement, Speaker, Word, save_is_due, start_maximum
 from ftslurm.train.token_store import TokenStore
 
 FINAL_SAVE_DEADLINE_S = 3600.0
 """The last save has no grace to fit into; past this the file system counts as failed."""
+CLOSE_LOADER_S = 5.0
 RETENTION_IN_GRACE_S = 2.0
 """How long a stop waits for old steps to be removed, which the next attempt may do as well."""
 
@@ -72,6 +66,8 @@ class Session:
         """Steps applied so far."""
         self.log = logging.getLogger("ftslurm.loop")
         self.is_restoring = False
+        self.has_trained = False
+        """Whether this attempt has got through a step."""
         self.has_ended = False
         """Whether the outcome of this attempt has been settled (stopped or finished)."""
         self.is_save_abandoned = False
@@ -81,6 +77,13 @@ class Session:
         self._groups = groups
         self._flag = flag
         self._clock = clock
+        self._speaker = Speaker(
+            flag,
+            is_first=self.rank == 0,
+            interval_s=self.spec.checkpoint.interval_s,
+            stop_at=env.stop_at,
+            clock=clock,
+        )
         self._agreement = Agreement(start_maximum(groups.control))
         self._tokens = 0
         self._loss: float | None = None
@@ -90,7 +93,8 @@ class Session:
         self._state: TrainState | None = None
         self._extra: dict[str, Any] = {}
         self._checkpointer: Checkpointer | None = None
-        self._boundary_at = self._saved_at = clock()
+        self._boundary_at = clock()
+        self._saved_step: int | None = None
         self._recorder = (
             Recorder(
                 env.layout,
@@ -175,9 +179,10 @@ class Session:
             self.step = restored.step
             self._tokens = restored.position["tokens"]
         self.is_restoring = False
-        self._boundary_at = self._saved_at = self._clock()
+        self._boundary_at = self._clock()
+        self._speaker.saved()
         # A flag set while importing, warming up or restoring takes effect after one step.
-        self._agreement.at_boundary(self._word())
+        self._agreement.at_boundary(self._speaker.word())
         if self._recorder is not None:
             restored_step = None if restored is None else restored.step
             self._recorder.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)
@@ -203,6 +208,7 @@ class Session:
         `values` are further scalars for the trace.
         """
         checkpointer = self._require_checkpointer()
+        self.has_trained = True
         self.step += 1
         self._tokens += tokens
         self._loss = loss = float(loss)
@@ -219,18 +225,21 @@ class Session:
                 failed_saves=checkpointer.failed_saves,
             )
         boundary_before, self._boundary_at = self._boundary_at, self._clock()
-        agreed = self._agreement.at_boundary(self._word())
+        agreed = self._agreement.at_boundary(self._speaker.word())
         checkpointer.poll()
         if self.step >= self.spec.steps:
             return  # finish() saves; a stop asked for now has nothing left to stop
         if agreed.stop_signal:
-            self._stop(agreed, asked_at=boundary_before)
+            # What was agreed on was said at the boundary before, some time after the signal.
+            self._stop(agreed, asked_at=boundary_before - agreed.waited_ms / 1000)
         if save_is_due(
             self.step,
             interval_steps=self.spec.checkpoint.interval_steps,
             asked_by_clock=agreed.save_due,
+            saved_step=self._saved_step,
         ) and checkpointer.save(self.step, self._position()):
-            self._saved_at = self._clock()
+            self._saved_step = self.step
+            self._speaker.saved()
 
     def finish(self) -> None:
         """The loop has returned: save, settle the outcome, write DONE. Collective."""
@@ -255,22 +264,10 @@ class Session:
                 step=self.step,
                 committed_step=checkpointer.committed_step,
                 written_at=time.time(),
-            )
+            ),
+            parameter_digest=digest,
         )
-        if self.rank == 0:
-            write_done(
-                self._env.layout,
-                attempt=self._env.attempt,
-                step=self.step,
-                loss=self._loss,
-                parameter_digest=digest,
-            )
         self._leave()
-
-    def _word(self) -> Word:
-        interval_s = self.spec.checkpoint.interval_s
-        overdue = interval_s > 0 and self._clock() - self._saved_at >= interval_s
-        return Word(self._flag.signal_number, save_due=self.rank == 0 and overdue)
 
     def _stop(self, agreed: Word, *, asked_at: float) -> None:
         """Save inside what is left of the deadline, settle the outcome, leave."""
@@ -279,7 +276,7 @@ class Session:
         self._enter("saving")
         self._event("signal", signal=agreed.stop_signal_name, step=self.step)
         self.log.warning("stopping at step %d on %s", self.step, agreed.stop_signal_name)
-        deadline_s = max(1.0, self._record.emergency_deadline_s - (self._clock() - asked_at))
+        deadline_s = self._left_s(asked_at)
         saved = checkpointer.emergency_save(self.step, self._position(), deadline_s=deadline_s)
         reason = (
             "" if saved else f"the save of step {self.step} did not commit in {deadline_s:.0f} s"
@@ -297,23 +294,33 @@ class Session:
         self.is_save_abandoned = not saved
         if saved:
             checkpointer.close(timeout_s=RETENTION_IN_GRACE_S)
-        self._leave()
+        self._leave(timeout_s=LAST_BARRIER_S if saved else self._left_s(asked_at))
         raise SystemExit(RANK_STOPPED)
 
-    def _settle(self, outcome: Outcome) -> None:
-        """Rank 0 writes how the attempt ended, after all that it says is durable."""
+    def _left_s(self, asked_at: float) -> float:
+        """Of the time that the site leaves after it asked; a second at least."""
+        return max(1.0, self._record.emergency_deadline_s - (self._clock() - asked_at))
+
+    def _settle(self, outcome: Outcome, *, parameter_digest: str | None = None) -> None:
         self.has_ended = True
         if self._recorder is None:
             return
         self._recorder.close()
-        write_outcome(self._env.attempt_layout, outcome)
+        settle(
+            self._env.layout,
+            self._env.attempt,
+            outcome,
+            loss=self._loss,
+            parameter_digest=parameter_digest,
+        )
         self._enter(outcome.result, step=outcome.step, committed_step=outcome.committed_step)
 
-    def _leave(self) -> None:
+    def _leave(self, *, timeout_s: float = LAST_BARRIER_S) -> None:
         """End the loader's workers, then wait for all ranks, within limits."""
+        until = self._clock() + timeout_s
         if self._batches is not None:
-            self._batches.close()
-        leave_together(self._groups.control)
+            self._batches.close(timeout_s=min(CLOSE_LOADER_S, timeout_s))
+        leave_together(self._groups.control, timeout_s=max(1.0, until - self._clock()))
 
     def _open_checkpointer(self, state: TrainState) -> Checkpointer:
         record = self._record
@@ -359,8 +366,5 @@ class Session:
             self._recorder.enter(phase, **changes)
 
     def _event(self, kind: str, **facts: Any) -> None:
-        """May be called from the checkpointer's thread: the record is appended in one write."""
-        if self.rank == 0:
-            append_event(self._env.attempt_layout, kind, **facts)
-            level = logging.WARNING if "fail" in kind or kind == "rejected" else logging.INFO
-            self.log.log(level, "%s %s", kind, facts)
+        if self._recorder is not None:
+            self._recorder.event(kind, facts)

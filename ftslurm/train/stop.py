@@ -8,12 +8,15 @@ A signal therefore takes effect one to two steps after it came. Never in a signa
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Optional, Protocol
 
 import torch
 import torch.distributed as dist
+
+from ftslurm.run.rank import StopFlag
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Word:
     """Number of the signal that asks for a stop; 0: none."""
     save_due: bool = False
     """Rank 0's clock says that a periodic save is due."""
+    waited_ms: int = 0
+    """How long ago the stop was asked for when this was said; the longest of all ranks."""
 
     @property
     def stop_signal_name(self) -> Optional[str]:
@@ -32,11 +37,53 @@ class Word:
 
 def encode(word: Word) -> list[int]:
     """Numbers whose maximum over ranks is the agreed word."""
-    return [word.stop_signal, int(word.save_due)]
+    return [word.stop_signal, int(word.save_due), word.waited_ms]
 
 
 def decode(values: Sequence[int]) -> Word:
-    return Word(stop_signal=values[0], save_due=bool(values[1]))
+    return Word(stop_signal=values[0], save_due=bool(values[1]), waited_ms=values[2])
+
+
+class Speaker:
+    """What this rank has to say at a boundary: its flag; on rank 0 also what the clocks say.
+
+    `stop_at`: UTC seconds at which the time limit is near, though no signal may come: the warn
+    signal goes to the job step that runs then, and between two attempts there is none.
+    """
+
+    def __init__(
+        self,
+        flag: StopFlag,
+        *,
+        is_first: bool,
+        interval_s: float,
+        stop_at: Optional[float],
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._flag = flag
+        self._interval_s = interval_s if is_first else 0.0
+        self._stop_at = stop_at if is_first else None
+        self._clock = clock
+        self._now = now
+        self._saved_at = clock()
+
+    def saved(self) -> None:
+        """The interval to the next periodic save begins now."""
+        self._saved_at = self._clock()
+
+    def word(self) -> Word:
+        number, waited_s = self._asked()
+        overdue = self._interval_s > 0 and self._clock() - self._saved_at >= self._interval_s
+        return Word(number, save_due=overdue, waited_ms=round(1000 * waited_s))
+
+    def _asked(self) -> tuple[int, float]:
+        if self._flag.is_set:
+            return self._flag.signal_number, self._clock() - self._flag.signalled_at
+        late_s = 0.0 if self._stop_at is None else self._now() - self._stop_at
+        if self._stop_at is not None and late_s >= 0:
+            return signal.SIGALRM, late_s
+        return 0, 0.0
 
 
 class Pending(Protocol):
@@ -86,6 +133,13 @@ def start_maximum(group: dist.ProcessGroup) -> Callable[[list[int]], Pending]:
     return start
 
 
-def save_is_due(step: int, *, interval_steps: int, asked_by_clock: bool) -> bool:
-    """Whether to save at the end of `step`; the same on every rank."""
-    return asked_by_clock or (interval_steps > 0 and step % interval_steps == 0)
+def save_is_due(
+    step: int, *, interval_steps: int, asked_by_clock: bool, saved_step: Optional[int]
+) -> bool:
+    """Whether to save at the end of `step`; the same on every rank.
+
+    A save at the boundary before is what the clock asked for: rank 0 spoke before it began.
+    """
+    if asked_by_clock and saved_step != step - 1:
+        return True
+    return interval_steps > 0 and step % interval_steps == 0

@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import example_loop
+import torch
 import torch.distributed as dist
 
 from ftslurm.replay.determinism import parameter_digest
@@ -32,6 +33,21 @@ def disturb(session: Session) -> None:
         end_step(**facts)
 
     session.end_step = end_step_after_signal  # type: ignore[method-assign]
+
+
+def signalled_in_evaluation(session: Session) -> None:
+    """As `signalled`, but the signal comes in the middle of the evaluation after that step."""
+    order = session.spec.user["signal"]
+    here = order["rank"] == session.rank and order["attempt"] == int(os.environ["FTSLURM_ATTEMPT"])
+    weighted_loss = reference.weighted_loss
+
+    def weighted_loss_and_signal(session: Session, model: Any, batch: Any) -> torch.Tensor:
+        if here and not torch.is_grad_enabled() and session.step + 1 == order["step"]:
+            os.kill(os.getpid(), order["number"])
+        return weighted_loss(session, model, batch)
+
+    reference.weighted_loss = weighted_loss_and_signal
+    reference.train(session)
 
 
 def overflowing(session: Session) -> None:

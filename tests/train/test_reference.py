@@ -130,9 +130,13 @@ def test_a_ddp_run_repeats_itself_and_a_stopped_one_ends_as_it(tmp_path: Path, s
     assert [event["step"] for event in restored] == [6]
 
 
-def test_an_fsdp_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, store: Path) -> None:
+def test_an_fsdp_run_signalled_while_it_evaluates_ends_as_one_that_was_not(
+    tmp_path: Path, store: Path
+) -> None:
     undisturbed = result(run(tmp_path / "a", make_spec("fsdp"), store))
-    spec = disturbed("fsdp", rank=3, step=4, number=signal.SIGTERM)
+    spec = disturbed(
+        "fsdp", rank=3, step=4, number=signal.SIGTERM, entry="loops:signalled_in_evaluation"
+    )
     assert result(stop_and_finish(tmp_path / "b", spec, store, at_step=5)) == undisturbed
 
 
