@@ -108,13 +108,17 @@ def test_numbers_are_not_told_to_be_quoted():
     assert "quote" not in refused("steps=1,2") and "quote" not in refused("model=tiny,small")
 
 
-@pytest.mark.parametrize("group", ["experiment", "cluster"])
-def test_a_default_that_chooses_nothing_can_be_written_out(group):
-    fill = {"cluster": "local"}
-    assert compose([f"{group}=null"])[0] == compose([])[0]
-    written = compose_run([f"{group}=null", "steps=3"], open_choices=fill)
-    assert written.spec == compose_run(["steps=3"], open_choices=fill).spec
-    assert written.spec.cluster.scheduler == "local"
+@pytest.mark.parametrize(
+    "overrides, same_as",
+    [
+        (["experiment=null"], []),
+        (["experiment=null", "steps=3"], ["steps=3"]),
+        (["experiment=main", "experiment=null"], []),
+        (["experiment=null", "experiment=main"], ["experiment=main"]),
+    ],
+)
+def test_the_default_experiment_can_be_written_out(overrides, same_as):
+    assert compose(overrides) == compose(same_as)
 
 
 def test_a_quoted_hostlist_is_taken_as_it_is():

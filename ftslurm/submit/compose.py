@@ -24,8 +24,7 @@ from ftslurm.run.spec import RunSpec, check, from_dict, to_dict
 SCHEMA_NAME = "run_spec"
 """Name under which conf/config.yaml takes in the dataclasses."""
 
-_OPEN_GROUPS = ("cluster", "experiment")
-"""Groups for which conf/config.yaml chooses nothing: `null` is an option of theirs."""
+_NO_EXPERIMENT = "experiment=null"
 
 _INTERNALS = ("full_key", "object_type", "reference_type")
 _NOT_IN = re.compile(r"Key '(.+?)' (?:is )?not in '(\w+)'")
@@ -58,7 +57,7 @@ def compose_run(
 ) -> Composed:
     """As `compose`; groups that nobody chose (not even an experiment) take `open_choices`."""
     folders = [_conf(), *_own_folder(config_dir)]
-    accepted = [_checked_override(text, folders) for text in overrides]
+    accepted = [_checked_override(text, folders) for text in _without_null(overrides)]
     config = _run_hydra(accepted, folders)
     left_open = {
         group: option
@@ -66,14 +65,22 @@ def compose_run(
         if config.hydra.runtime.choices.get(group) is None
     }
     if left_open:
-        # Last, so that they win over a `null` that somebody wrote.
-        accepted += [f"{group}={option}" for group, option in left_open.items()]
+        accepted = [*(f"{group}={option}" for group, option in left_open.items()), *accepted]
         config = _run_hydra(accepted, folders)
     values, text = _resolved(config)
     spec = from_dict(values)
     _check_storable(spec)
     check(spec)
     return Composed(spec, text, left_open)
+
+
+def _without_null(overrides: Sequence[str]) -> list[str]:
+    """Hydra refuses the default written out, `experiment=null`; the last choice holds, as in it."""
+    chosen = [text for text in overrides if text.startswith("experiment=")]
+    if _NO_EXPERIMENT not in chosen:
+        return list(overrides)
+    others = [text for text in overrides if text not in chosen]
+    return others if chosen[-1] == _NO_EXPERIMENT else [*others, chosen[-1]]
 
 
 def _conf() -> Path:
@@ -159,8 +166,7 @@ def _checked_override(text: str, folders: list[Path]) -> str:
         )
     options = _options(key, folders)
     if options:
-        if not (key in _OPEN_GROUPS and override.value() is None):
-            _check_option(key, override.value(), options)
+        _check_option(key, override.value(), options)
         return text
     if key == "user" or key.startswith("user."):
         # Free values: `user.x=1` without the `+` that Hydra asks for where no x exists yet.

@@ -28,8 +28,8 @@ UNSEEN_S = {"local": 60.0, "slurm": 900.0}
 """Give up on a job of which the scheduler knows nothing for so long (a controller may be away)."""
 
 LATE_FILES_S = {"local": 0.0, "slurm": 75.0}
-"""How long a bad end has to stand. A login node that has looked for DONE or decision.json before
-they were there may go on missing them for acdirmax, 60 s unless set (nfs(5))."""
+"""How long a job has to be COMPLETED without DONE. A login node that has looked for a file before
+it was there may go on missing it for acdirmax, 60 s unless set (nfs(5))."""
 
 LAST_WORD_S = 5.0
 """DONE is written by the ranks, the last attempt's decision a moment later by the batch script."""
@@ -203,15 +203,14 @@ class Follower:
             return None
 
     def _believed(self, end: Optional[Ending], view: View) -> Optional[Ending]:
-        """`end` once it can be believed: a bad one when it is seen twice, and has stood while files
-        may be late, unless the run itself says that it stopped. Slurm may requeue a moment after
-        NODE_FAIL or PREEMPTED."""
+        """`end` once it can be believed: a bad one when it is seen twice (Slurm may requeue a
+        moment after PREEMPTED); COMPLETED without DONE when files have had time to show."""
         if end is not None and end.finished:
             return end
         if end is None and view.job.is_known:
             self.bad_end = None
-        certain = _has_stopped(view) or view.job.is_held
-        patience_s = 0.0 if certain else LATE_FILES_S[self.scheduler.name]
+        doubtful = view.job.word == "COMPLETED" and not _has_stopped(view)
+        patience_s = LATE_FILES_S[self.scheduler.name] if doubtful else 0.0
         if self.bad_end is None:
             self.bad_end, self.bad_since = end, self.now()
             if end is not None and patience_s:
