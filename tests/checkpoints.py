@@ -188,3 +188,24 @@ def names(folder: Path) -> list[str]:
 def content(seed: str, count: int) -> bytearray:
     """`count` bytes that no other seed gives."""
     return bytearray(hashlib.shake_128(seed.encode()).digest(count))
+
+
+def make_unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
+    """Whatever opens, lists or looks at `path` gets the error `number`. (Root may read all.)"""
+
+    def broken(real: Any) -> Any:
+        def call(target: Any, *rest: Any, **options: Any) -> Any:
+            if isinstance(target, (str, Path)) and Path(target) == path:
+                raise OSError(number, os.strerror(number), str(path))
+            return real(target, *rest, **options)
+
+        return call
+
+    for owner, name in [
+        (Path, "read_bytes"),
+        (Path, "lstat"),
+        (Path, "iterdir"),
+        (os, "open"),
+        (os, "listdir"),
+    ]:
+        monkeypatch.setattr(owner, name, broken(getattr(owner, name)))

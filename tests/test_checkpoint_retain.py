@@ -78,9 +78,9 @@ def test_reading_back_is_done_once_an_attempt(
     scanned: list[Path] = []
     scan = verification._scan
 
-    def counted(path: Path, *rest: Any) -> list[str]:
+    def counted(path: Path, *rest: Any) -> None:
         scanned.append(path)
-        return scan(path, *rest)
+        scan(path, *rest)
 
     monkeypatch.setattr(verification, "_scan", counted)
     store = CheckpointStore(layout)
@@ -104,6 +104,22 @@ def test_leftovers_of_older_attempts_and_old_trash_are_cleared(layout: RunLayout
         (layout.steps / name / "part").write_text("x")
     CheckpointStore(layout).retain(3, 0, set(), attempt=2)
     assert names(layout.steps) == ["step-000000000010", "step-000000000030.tmp-0002"]
+
+
+def test_a_stop_is_heeded_before_each_removal(layout: RunLayout) -> None:
+    for step in (10, 20, 30, 40):
+        make_step(layout, step)
+    leftovers = ["step-000000000050.tmp-0000", ".trash-step-1-x"]
+    for name in leftovers:
+        (layout.steps / name).mkdir()
+    store = CheckpointStore(layout)
+    assert store.retain(1, 0, set(), attempt=1, should_stop=lambda: True) == []
+    assert set(leftovers) < set(names(layout.steps))
+    assert published(layout) == [40, 30, 20, 10]
+    answers = iter([False, False, False, True])
+    assert store.retain(1, 0, set(), attempt=1, should_stop=lambda: next(answers)) == [30]
+    assert published(layout) == [40, 20, 10]
+    assert not set(leftovers) & set(names(layout.steps))
 
 
 def test_a_removal_cut_short_leaves_nothing_that_looks_like_a_step(

@@ -145,6 +145,7 @@ def published_steps(layout: RunLayout) -> list[PublishedStep]:
 def step_folders(layout: RunLayout) -> list[Path]:
     """All that bears the name of a published step, newest first, whatever is in it."""
     try:
+        # Not is_dir(): from Python 3.14 on that is False also where the file system is away.
         found = list(layout.steps.iterdir())
     except FileNotFoundError:
         return []

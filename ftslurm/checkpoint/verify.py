@@ -267,6 +267,7 @@ class ProgressMeter:
 
 
 def _size_bytes(folder: Path) -> int:
-    if not folder.is_dir():
-        return 0
-    return sum(path.lstat().st_size for path in folder.iterdir())
+    try:
+        return sum(path.lstat().st_size for path in folder.iterdir())
+    except OSError:
+        return 0  # for the meter only; the reading itself says what cannot be read

@@ -99,9 +99,11 @@ def claim(layout: RunLayout, attempt: Attempt) -> Attempt:
 
 def numbers(layout: RunLayout) -> list[int]:
     """Claimed attempt numbers in order."""
-    if not layout.attempts.is_dir():
+    try:
+        names = [path.name for path in layout.attempts.iterdir()]
+    except FileNotFoundError:
         return []
-    return sorted(int(path.name) for path in layout.attempts.iterdir() if path.name.isdigit())
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def read_attempt(layout: RunLayout, number: int) -> Attempt:
