@@ -5,7 +5,7 @@ ARGS ?=
 CLUSTER := python3 slurm/cluster/cluster.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages submit test test-full lint cluster-up cluster-down cluster-status clean
+.PHONY: help setup packages submit test test-rest test-cluster test-full lint cluster-up cluster-down cluster-status clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,9 +32,16 @@ lint: setup ## ruff, mypy and shellcheck
 	else echo "lint: shellcheck is not installed; shell scripts were not checked"; fi
 
 test: setup packages lint ## lint, types and all tests; with a real Slurm cluster where it can be had
-	$(PY) -m pytest -m "not full" --durations=15
+	@echo "test: cluster tests, which mostly wait, run beside the others; output follows, part by part"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-cluster
 
-test-full: setup packages lint ## the same and what takes long
+test-rest: setup ## all tests but those on the cluster
+	$(PY) -m pytest -m "not full" --durations=10 --ignore=tests/cluster
+
+test-cluster: setup packages ## the tests on a real Slurm cluster
+	$(PY) -m pytest -m "not full" --durations=10 tests/cluster
+
+test-full: setup packages lint ## all of it and what takes long, one after the other
 	$(PY) -m pytest --durations=25
 
 cluster-up: ## start a real throwaway Slurm cluster here (root): make cluster-up NODES=4
