@@ -1,7 +1,9 @@
 """The trace of a run: a killed writer leaves it whole; the latest attempt has the last word."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,45 @@ def test_a_line_torn_by_a_power_cut_is_left_out(tmp_path: Path) -> None:
     for length in range(len(whole) - 1):
         layout.trace_file(1).write_bytes(whole + render_row(row(2))[:length])
         assert list(read_trace(layout)) == [1]
+
+
+def test_a_row_that_a_full_disk_tears_takes_none_beside_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = RunLayout(tmp_path)
+    writer = TraceWriter(layout.trace_file(1))
+    write_all = os.write
+    room = [10]
+
+    def write_some(fd: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write_all(fd, data[: room[0]])
+        room[0] -= taken
+        return taken
+
+    writer.append(row(1))
+    monkeypatch.setattr(os, "write", write_some)
+    with pytest.raises(OSError, match="No space left"):
+        writer.append(row(2))
+    monkeypatch.undo()
+    writer.append(row(3))
+    writer.append(row(4))
+    writer.close()
+    assert list(read_trace(layout)) == [1, 3, 4]
+
+
+def test_a_row_that_the_kernel_takes_in_pieces_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = RunLayout(tmp_path)
+    writer = TraceWriter(layout.trace_file(1))
+    write_all = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write_all(fd, data[:7]))
+    writer.append(row(1))
+    writer.append(row(2))
+    writer.close()
+    assert list(read_trace(layout)) == [1, 2]
 
 
 def test_a_loss_that_is_not_finite_is_valid_json_and_comes_back(tmp_path: Path) -> None:

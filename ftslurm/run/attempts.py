@@ -150,8 +150,8 @@ def append_event(
     """Add one event, e.g. `append_event(paths, "committed", step=40)`.
 
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
-    Kinds so far: claimed, restored, rejected, signal, committed, save_failed, save_skipped,
-    save_abandoned, retention_failed, ranks_ended, decided, requeue_asked.
+    Kinds so far: claimed, restored, fell_back, rejected, signal, committed, save_failed,
+    save_skipped, save_abandoned, retention_failed, ranks_ended, decided, requeue_asked.
     """
     append_record(paths.events, {"at": now(), "kind": kind, **facts})
 

@@ -27,7 +27,7 @@ from ftslurm.train.distributed import Groups
 from ftslurm.train.exchange import largest
 from ftslurm.train.persist import Place, SaveJob, SaveResult, persist, reason_of
 from ftslurm.train.restore import OnEvent, Restored, Restorer
-from ftslurm.train.staging import needed_bytes, own_parts, stage
+from ftslurm.train.staging import copy_digests, needed_bytes, own_parts, stage
 from ftslurm.train.state import Snapshot, TrainState
 
 AGREEMENT_GRACE_S = 2.0
@@ -98,7 +98,13 @@ class Checkpointer:
         place = Place(
             self._groups.rank, self._groups.world_size, self._groups.control, self._place.store
         )
-        restorer = Restorer(self._state, place, device=self._groups.device, attempt=self._attempt)
+        restorer = Restorer(
+            self._state,
+            place,
+            device=self._groups.device,
+            attempt=self._attempt,
+            node=self._groups.node,
+        )
         restored = restorer.restore(adopted, self._on_event)
         if restored is None:
             return None
@@ -144,8 +150,11 @@ class Checkpointer:
         if self._reserving is None and self._last is None and self._state.optimizer.state:
             self._reserve()
 
-    def close(self, *, timeout_s: float) -> None:
-        """Let the save in flight, and retention after it, finish; or leave it behind, saying so."""
+    def close(self, *, timeout_s: float, hurry: bool = False) -> None:
+        """Let the save in flight, and retention after it, finish; or leave it behind, saying so.
+
+        `hurry`: steps that retention has not got to may stay for the next attempt.
+        """
         deadline = time.monotonic() + timeout_s
         if self._in_flight is not None and not self._in_flight.wait(timeout_s):
             reason = f"still in flight after {timeout_s:.0f} s"
@@ -153,7 +162,8 @@ class Checkpointer:
             return
         self._harvest()
         if self._last is not None:
-            self._last.hurry()
+            if hurry:
+                self._last.hurry()
             self._last.join(max(0.0, deadline - time.monotonic()))
             self._report_retention()
 
@@ -179,6 +189,7 @@ class Checkpointer:
             tensors=tensors,
             shared=snapshot.shared,
             private=snapshot.private,
+            copies=copy_digests(snapshot.copies, self._spec.digest),
             aliases=snapshot.aliases,
             algorithm=self._spec.digest,
             manifest=partial(self._manifest, step, dict(position), self._parent),

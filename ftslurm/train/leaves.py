@@ -36,7 +36,8 @@ class Leaf:
     replica: int
     """Which of the ranks that hold the same piece this one is."""
     num_replicas: int
-    """1 for a piece only this rank holds; the world size for a replicated tensor."""
+    """How many of them share the writing: 1 for a piece only this rank holds, the world size for a
+    replicated tensor. A rank whose `replica` is not below it writes nothing."""
 
     @property
     def dtype(self) -> str:

@@ -34,6 +34,8 @@ class SaveJob:
     tensors: Sequence[TensorData]
     shared: Mapping[str, Any]
     private: Mapping[str, Any]
+    copies: Mapping[str, str]
+    """Digests of tensors of which every rank has a copy that nothing keeps equal."""
     aliases: Mapping[str, str]
     algorithm: str
     manifest: Callable[[list[IndexEntry]], Manifest]
@@ -122,7 +124,7 @@ def _write(job: SaveJob, place: Place, folder: Path) -> dict[str, Any]:
         return {
             "entry": dataclasses.asdict(entry),
             "bytes": sum(tensor.data.nbytes for tensor in job.tensors),
-            "shared": shared_digests(job.shared),
+            "shared": {**shared_digests(job.shared), **job.copies},
         }
     except Exception as error:  # noqa: BLE001 - reported; a rank that went silent would hold the others
         return {"reason": reason_of(error)}
@@ -177,7 +179,7 @@ def _differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if names:
             error = CheckpointError(
                 f"{names} differ between rank 0 and rank {rank}; such state has to be equal on all "
-                "ranks"
+                "ranks (running statistics of BatchNorm: use SyncBatchNorm)"
             )
             found.append({"rank": rank, "reason": str(error)})
     return found

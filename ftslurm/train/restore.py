@@ -1,8 +1,9 @@
 """All ranks restore one step or none does: rank 0 offers, every rank reads and verifies.
 
-A step that fails on any rank is set aside for the next older one. What was rejected is quarantined
-only once an older step has been restored; when none can be, nothing is moved or deleted and the run
-does not start from step 0.
+A step that any rank finds damaged is set aside for the next older one. What was rejected is
+quarantined only once an older step has been restored; when none can be, nothing is moved or deleted
+and the run does not start from step 0. A file system that fails says nothing about a step: all
+ranks end with StorageError, and the next attempt tries the same step again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from ftslurm.checkpoint.choose import Rejected
 from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import MANIFEST, Manifest
-from ftslurm.errors import CheckpointError, FtslurmError
+from ftslurm.errors import CheckpointError, FtslurmError, RunError
 from ftslurm.run.attempts import AdoptedStep
 from ftslurm.train import rng
 from ftslurm.train.exchange import broadcast_json, gather_json
@@ -27,6 +28,11 @@ from ftslurm.train.state import Restoration, TrainState
 from ftslurm.train.step_reader import StepReader
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+_Loaded = tuple[Restoration, Manifest]
+
+
+class StorageError(RunError):
+    """A file could not be read or moved now; that is no evidence against what it holds."""
 
 
 @dataclass(frozen=True)
@@ -47,81 +53,112 @@ class Restorer:
     """One restore; collective over the main threads of all ranks."""
 
     def __init__(
-        self, state: TrainState, place: Place, *, device: torch.device, attempt: int
+        self, state: TrainState, place: Place, *, device: torch.device, attempt: int, node: str
     ) -> None:
         self._state = state
         self._place = place
         self._device = device
         self._attempt = attempt
+        self._node = node
 
     def restore(self, adopted: list[AdoptedStep] | None, on_event: OnEvent) -> Restored | None:
         """The newest step that every rank verified; None when the run never committed any."""
         rejected: dict[int, Rejected] = {}
-        is_first = self._place.rank == 0
-        fenced = self._share(self._fence(adopted, on_event) if is_first else None)
-        if fenced is not None:
-            raise CheckpointError(fenced)
+        # Unlike damaged steps these never were part of this run's history.
+        self._on_rank_0(
+            "cannot put steps of older attempts aside",
+            lambda: self._set_aside(self._place.store.fence(self._attempt, adopted), on_event),
+        )
         while True:
-            offer = self._share(self._offer(adopted, rejected) if is_first else None)
-            if offer["step"] is None and offer["reason"] is None:
-                return None
-            if offer["step"] is None:
-                raise CheckpointError(offer["reason"])
-            loaded, answer = self._load(offer)
-            failures = self._share(self._merge(answer))
-            if failures:
-                reason = "; ".join(f"rank {rank}: {text}" for rank, text in failures)
-                rejected[offer["step"]] = Rejected(offer["step"], Path(offer["path"]), reason)
-                continue
-            assert loaded is not None
-            restoration, manifest = loaded
-            restoration.adopt()
-            if is_first:
-                self._set_aside(list(rejected.values()), on_event)
-            position = {key: getattr(manifest, key) for key in ("epoch", "samples", "tokens")}
-            return Restored(
-                step=manifest.step,
-                position=position,
-                manifest=manifest,
-                digest=offer["digest"],
-                generators_continue=restoration.generators_continue,
+            offer = self._on_rank_0(
+                "cannot choose a checkpoint", lambda: self._offer(adopted, rejected)
             )
+            if offer["reason"] is not None:
+                raise CheckpointError(offer["reason"])
+            if offer["step"] is None:
+                return None
+            loaded = self._load_together(offer, rejected)
+            if loaded is not None:
+                break
+        restoration, manifest = loaded
+        restoration.adopt()
+        self._on_rank_0(
+            "cannot put rejected steps aside",
+            lambda: self._conclude(manifest.step, adopted, rejected, on_event),
+        )
+        position = {key: getattr(manifest, key) for key in ("epoch", "samples", "tokens")}
+        return Restored(
+            step=manifest.step,
+            position=position,
+            manifest=manifest,
+            digest=offer["digest"],
+            generators_continue=restoration.generators_continue,
+        )
 
-    def _fence(self, adopted: list[AdoptedStep] | None, on_event: OnEvent) -> str | None:
-        """Rank 0: put aside what an attempt thought dead published late; a sentence on error.
-
-        Unlike damaged steps these never were part of this run's history.
-        """
-        try:
-            self._set_aside(self._place.store.fence(self._attempt, adopted), on_event)
-        except (OSError, FtslurmError) as error:
-            return f"cannot put steps of older attempts aside: {reason_of(error)}"
-        return None
+    def _on_rank_0(self, failing: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns on rank 0, on every rank; when it fails, every rank raises."""
+        answer: dict[str, Any] = {}
+        if self._place.rank == 0:
+            try:
+                answer["value"] = work()
+            except (OSError, FtslurmError) as error:
+                answer["error"] = f"{failing}: {reason_of(error)}"
+                answer["node"] = self._node if is_of_storage(error) else None
+        answer = self._share(answer)
+        if "error" not in answer:
+            return answer["value"]
+        if answer["node"] is None:
+            raise CheckpointError(answer["error"])
+        raise StorageError(f"{answer['error']} (rank 0 on {answer['node']}); try again")
 
     def _offer(
         self, adopted: list[AdoptedStep] | None, rejected: dict[int, Rejected]
     ) -> dict[str, Any]:
         """Rank 0: the next step to try, or a sentence why there is none."""
         offer: dict[str, Any] = {"step": None, "reason": None}
-        try:
-            failed = {step: row.reason for step, row in rejected.items()}
-            choice = self._place.store.choose(
-                full=False, adopted=adopted, attempt=self._attempt, failed=failed
+        failed = {step: row.reason for step, row in rejected.items()}
+        choice = self._place.store.choose(
+            full=False, adopted=adopted, attempt=self._attempt, failed=failed
+        )
+        rejected.update({row.step: row for row in choice.rejected})
+        if choice.path is not None and choice.manifest is not None:
+            offer.update(
+                step=choice.manifest.step, path=str(choice.path), digest=choice.committed_digest
             )
-            rejected.update({row.step: row for row in choice.rejected})
-            if choice.path is not None and choice.manifest is not None:
-                offer.update(
-                    step=choice.manifest.step, path=str(choice.path), digest=choice.committed_digest
-                )
-            elif rejected:
-                offer["reason"] = _nothing_left(list(rejected.values()))
-        except (OSError, FtslurmError) as error:
-            offer["reason"] = f"cannot choose a checkpoint: {reason_of(error)}"
+        elif rejected:
+            offer["reason"] = _nothing_left(list(rejected.values()))
+        elif adopted:
+            offer["reason"] = (
+                f"attempt {self._attempt} adopted the steps {[row.step for row in adopted]}, and "
+                f"none is in `{self._place.store.layout.steps}` any more; the run does not start "
+                "from step 0: put them back, or submit a new run"
+            )
         return offer
 
-    def _load(
-        self, offer: dict[str, Any]
-    ) -> tuple[tuple[Restoration, Manifest] | None, dict[str, Any]]:
+    def _load_together(
+        self, offer: dict[str, Any], rejected: dict[int, Rejected]
+    ) -> _Loaded | None:
+        """What this rank has read of the offered step; None, on all ranks, when it is damaged."""
+        loaded, answer = self._load(offer)
+        rows = gather_json(answer, self._place.group, world_size=self._place.world_size)
+        verdict = self._on_rank_0(
+            f"cannot judge step {offer['step']}", lambda: self._judge(offer, rows)
+        )
+        if "mismatch" in verdict:
+            raise StateMismatch(verdict["mismatch"])
+        if "unread" in verdict:
+            raise StorageError(
+                f"step {offer['step']} cannot be read now ({verdict['unread']}); it was not "
+                "rejected: try again"
+            )
+        if "damage" in verdict:
+            row = Rejected(offer["step"], Path(offer["path"]), verdict["damage"])
+            rejected[offer["step"]] = row
+            return None
+        assert loaded is not None
+        return loaded
+
+    def _load(self, offer: dict[str, Any]) -> tuple[_Loaded | None, dict[str, str]]:
         """Read and verify all this rank needs; live objects other than tensors stay as they are."""
         try:
             folder = Path(offer["path"])
@@ -131,8 +168,36 @@ class Restorer:
         except StateMismatch as error:
             return None, {"mismatch": str(error)}
         except (OSError, FtslurmError) as error:
-            return None, {"reason": reason_of(error)}
+            kind = "unread" if is_of_storage(error) else "damage"
+            return None, {kind: reason_of(error), "node": self._node}
         return (restoration, reader.manifest), {}
+
+    def _judge(self, offer: dict[str, Any], rows: list[dict[str, str]]) -> dict[str, str]:
+        """Rank 0: what all ranks together make of a step; empty when all have read it.
+
+        A file that is missing or cannot be read on one rank is damage only if rank 0 finds damage
+        too: another node's view of a shared file system may be late or broken.
+        """
+        mismatches = [row["mismatch"] for row in rows if "mismatch" in row]
+        if mismatches:
+            return {"mismatch": mismatches[0]}
+        damage, unread = (
+            "; ".join(
+                f"rank {rank} on {row['node']}: {row[kind]}"
+                for rank, row in enumerate(rows)
+                if kind in row
+            )
+            for kind in ("damage", "unread")
+        )
+        if damage:
+            return {"damage": damage}
+        if unread:
+            return {"damage" if self._is_damaged_here(Path(offer["path"])) else "unread": unread}
+        return {}
+
+    def _is_damaged_here(self, folder: Path) -> bool:
+        found = self._place.store.verify(folder, full=False)
+        return not found.ok and found.unreadable is None
 
     def _prepare(self, reader: StepReader) -> Restoration:
         rank, world_size = self._place.rank, self._place.world_size
@@ -159,22 +224,33 @@ class Restorer:
             fresh_seed=fresh_seed,
         )
 
-    def _merge(self, answer: dict[str, Any]) -> list[tuple[int, str]]:
-        """On rank 0 the failures of all ranks. A mismatch anywhere ends the restore everywhere."""
-        rows = gather_json(answer, self._place.group, world_size=self._place.world_size)
-        mismatches = [row["mismatch"] for row in rows if "mismatch" in row]
-        mismatch = self._share(mismatches[0] if mismatches else None)
-        if mismatch is not None:
-            raise StateMismatch(mismatch)
-        return [(rank, row["reason"]) for rank, row in enumerate(rows) if "reason" in row]
-
     def _share(self, value: Any) -> Any:
         return broadcast_json(value, self._place.group, world_size=self._place.world_size)
+
+    def _conclude(
+        self,
+        step: int,
+        adopted: list[AdoptedStep] | None,
+        rejected: dict[int, Rejected],
+        on_event: OnEvent,
+    ) -> None:
+        """Rank 0: what was passed over goes out of the way, and the journal says so."""
+        self._set_aside(list(rejected.values()), on_event)
+        newer = [row.step for row in adopted or [] if row.step > step]
+        if newer:
+            vanished = [number for number in newer if number not in rejected]
+            on_event("fell_back", {"step": step, "adopted": max(newer), "vanished": vanished})
 
     def _set_aside(self, rejected: list[Rejected], on_event: OnEvent) -> None:
         for row in rejected:
             self._place.store.quarantine(row)
             on_event("rejected", {"step": row.step, "reason": row.reason})
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Whether the file system failed or lacks a file, rather than that the bytes are not right."""
+    # One who reads alone counts a missing file as damage and names no cause for it.
+    return any(isinstance(e, OSError) for e in (error, error.__cause__, error.__context__))
 
 
 def _read_manifest(folder: Path, digest: str) -> Manifest:

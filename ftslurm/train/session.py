@@ -39,6 +39,7 @@ from ftslurm.train.token_store import TokenStore
 FINAL_SAVE_DEADLINE_S = 3600.0
 """The last save has no grace to fit into; past this the file system counts as failed."""
 CLOSE_LOADER_S = 5.0
+"""How long the loader's workers may take to end by themselves."""
 RETENTION_IN_GRACE_S = 2.0
 """How long a stop waits for old steps to be removed, which the next attempt may do as well."""
 
@@ -293,7 +294,7 @@ class Session:
         )
         self.is_save_abandoned = not saved
         if saved:
-            checkpointer.close(timeout_s=RETENTION_IN_GRACE_S)
+            checkpointer.close(timeout_s=RETENTION_IN_GRACE_S, hurry=True)
         self._leave(timeout_s=LAST_BARRIER_S if saved else self._left_s(asked_at))
         raise SystemExit(RANK_STOPPED)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ftslurm.checkpoint.digest import digest
 from ftslurm.checkpoint.shard import TensorData
 from ftslurm.train.arena import Arena, plan
 from ftslurm.train.leaves import Leaf, Shape, byte_view
@@ -30,7 +31,8 @@ def own_parts(leaves: Sequence[Leaf]) -> list[Part]:
     """This rank's share of `leaves`, in the order of their keys."""
     by_holder: dict[tuple[int, int], dict[str, Leaf]] = defaultdict(dict)
     for leaf in leaves:
-        by_holder[leaf.replica, leaf.num_replicas][leaf.key] = leaf
+        if leaf.replica < leaf.num_replicas:
+            by_holder[leaf.replica, leaf.num_replicas][leaf.key] = leaf
     parts = []
     for (replica, num_replicas), group in by_holder.items():
         items = [Item(leaf.key, leaf.shape, leaf.local.element_size()) for leaf in group.values()]
@@ -40,6 +42,15 @@ def own_parts(leaves: Sequence[Leaf]) -> list[Part]:
 
 def needed_bytes(parts: Sequence[Part]) -> int:
     return plan([(part.source.dtype, tuple(part.source.shape)) for part in parts])[1]
+
+
+def copy_digests(copies: Sequence[Leaf], algorithm: str) -> dict[str, str]:
+    """Digest of each whole tensor, to be held against that of other ranks."""
+    return {
+        leaf.key: digest(algorithm, byte_view(leaf.local.cpu().contiguous()))
+        for leaf in copies
+        if leaf.local.numel()
+    }
 
 
 def stage(parts: Sequence[Part], arena: Arena) -> list[TensorData]:

@@ -9,12 +9,13 @@ applies the rest once every byte has been verified.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ftslurm.train import rng
@@ -49,6 +50,8 @@ class Snapshot:
     """JSON of this rank alone."""
     aliases: dict[str, str]
     """Second name of a tied tensor -> the name it is stored under."""
+    copies: list[Leaf]
+    """Buffers of which every rank has a copy that nothing keeps equal."""
 
 
 @dataclass
@@ -81,6 +84,11 @@ class TrainState:
         extra: Mapping[str, Stateful] | None = None,
     ) -> None:
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        # DDP begins each forward by giving all ranks the buffers of rank 0, so what the others hold
+        # between two steps (their own BatchNorm statistics) is lost anyway.
+        self._first_gives_buffers = (
+            isinstance(model, DistributedDataParallel) and model.broadcast_buffers
+        )
         self.optimizer = optimizer
         self._scheduler = scheduler
         self._scaler = scaler
@@ -90,7 +98,7 @@ class TrainState:
         """Read everything; never steps the optimizer, never creates state."""
         tensors, aliases = self._model_tensors()
         where = {"rank": rank, "world_size": world_size}
-        leaves = [describe(f"model/{name}", tensor, **where) for name, tensor in tensors.items()]
+        leaves, copies = self._model_leaves(tensors, where)
         reader = OptimizerReader(self.optimizer, self._names(tensors), **where)
         optimizer_leaves, optimizer_json = reader.read()
         leaves += optimizer_leaves
@@ -107,7 +115,7 @@ class TrainState:
             shared[key] = flatten(module.get_extra_state(), key, take)
         shared["tensors"] = catalogue_json(leaves)
         own_leaves, own = _capture_generators(rank, device)
-        return Snapshot(leaves + own_leaves, shared, own, aliases)
+        return Snapshot(leaves + own_leaves, shared, own, aliases, copies)
 
     def prepare(
         self,
@@ -166,6 +174,22 @@ class TrainState:
         objects = {"scheduler": self._scheduler, "scaler": self._scaler}
         objects.update({f"extra/{name}": value for name, value in self._extra.items()})
         return {name: value for name, value in objects.items() if value is not None}
+
+    def _model_leaves(
+        self, tensors: Mapping[str, torch.Tensor], where: dict[str, int]
+    ) -> tuple[list[Leaf], list[Leaf]]:
+        """All of the model, and of these the copies that have to be compared before a save."""
+        buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        leaves, copies = [], []
+        for name, tensor in tensors.items():
+            leaf = describe(f"model/{name}", tensor, **where)
+            if name in buffers and not isinstance(tensor, DTensor):
+                if self._first_gives_buffers:
+                    leaf = replace(leaf, num_replicas=1)
+                else:
+                    copies.append(leaf)
+            leaves.append(leaf)
+        return leaves, copies
 
     def _model_tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Parameters and all buffers by name, each once, and the other names of tied ones."""

@@ -23,11 +23,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ftslurm.checkpoint import shard
 from ftslurm.errors import CheckpointError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
 from ftslurm.train.checkpointer import Checkpointer, SaveFacts
 from ftslurm.train.distributed import Groups
+from ftslurm.train.restore import StorageError
 from ftslurm.train.rng import seed_generators
 from ftslurm.train.state import TrainState
 
@@ -261,6 +263,23 @@ def damage_seen_by_one_rank_moves_all_back(folder: Path) -> None:
     check_equal(expected, second.whole())
 
 
+def a_read_error_of_one_rank_ends_all_and_rejects_nothing(folder: Path) -> None:
+    run = Trainer(folder / "unread", "fsdp", seed=1)
+    run.train()
+    assert run.save(1)
+    read_at = shard.read_at
+    if RANK == 2:
+        shard.read_at = lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
+    try:
+        Trainer(folder / "unread", "fsdp", seed=2).checkpointer.restore(None)
+    except StorageError as error:
+        assert "rank 2" in str(error) and "Stale" in str(error), error
+    else:
+        raise AssertionError("restored from what rank 2 did not read")
+    shard.read_at = read_at
+    assert run.checkpointer.restore(None).step == 1
+
+
 def a_peer_that_does_not_come_cannot_hold_an_emergency_save(folder: Path) -> None:
     """Rank 1 is late; the others leave when their deadline has passed."""
     run = Trainer(folder / "late", "ddp", seed=1)
@@ -299,6 +318,7 @@ def four(folder: Path) -> None:
     failures_are_shared(folder)
     differing_copies_are_refused(folder)
     damage_seen_by_one_rank_moves_all_back(folder)
+    a_read_error_of_one_rank_ends_all_and_rejects_nothing(folder)
     a_lost_peer_ends_the_save(folder)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import example_loop
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ftslurm.replay.determinism import parameter_digest
 from ftslurm.train import reference
@@ -108,6 +109,29 @@ def stopped_at_once(session: Session) -> None:
 def own_with_exit_handler(session: Session) -> None:
     atexit.register(print, "an exit handler ran")
     example_loop.train(session)
+
+
+def normalizing(session: Session) -> None:
+    """BatchNorm, of which every rank sees other samples; its statistics are written by any rank but
+    the first unless somebody takes care."""
+    disturb(session)
+    rows = 8192
+    model = session.wrap(nn.Sequential(nn.Linear(8, rows), nn.BatchNorm1d(rows)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    session.register(model=model, optimizer=optimizer)
+
+    def loss_of(step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(step * session.world_size + session.rank)
+        return model(torch.randn(4, 8, generator=generator)).square().mean()
+
+    session.restore(warm_up=lambda: loss_of(0).backward())
+    for step in session.steps():
+        loss = loss_of(step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        (total,) = session.sum(loss.item())
+        session.end_step(loss=total / session.world_size)
 
 
 def ask_to_stop(session: Session, *, step: int) -> None:

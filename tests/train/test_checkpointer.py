@@ -296,6 +296,27 @@ def test_old_steps_go_only_after_newer_ones_have_committed(tmp_path):
     assert trainer.steps() == ["step-000000000010", "step-000000000012", "step-000000000013"]
 
 
+def test_an_emergency_save_does_not_wait_for_the_retention_before_it(tmp_path, monkeypatch):
+    trainer = Trainer(tmp_path)
+    released = threading.Event()
+    asked: list = []
+
+    def retain(*_, should_stop, **__):
+        asked.append(should_stop)
+        assert released.wait(DEADLINE_S)
+
+    monkeypatch.setattr(CheckpointStore, "retain", retain)
+    try:
+        assert trainer.save(1)
+        assert trainer.checkpointer.emergency_save(2, POSITION, deadline_s=10.0)
+        assert [should_stop() for should_stop in asked] == [True]
+        trainer.checkpointer.close(timeout_s=0.0, hurry=True)
+    finally:
+        released.set()
+    trainer.checkpointer.close(timeout_s=DEADLINE_S)
+    assert [should_stop() for should_stop in asked] == [True, True]
+
+
 def test_each_step_names_the_one_it_continues_from(tmp_path):
     trainer = Trainer(tmp_path)
     assert trainer.save(1) and trainer.save(2)

@@ -46,7 +46,7 @@ def test_a_loop_of_your_own_runs_from_a_fresh_interpreter_to_done(tmp_path: Path
     assert done["step"] == 8 and len(done["parameter_digest"]) == 64
     assert list(read_trace(layout)) == list(range(1, 9))
     committed = [e["step"] for e in read_events(layout.attempt(1)) if e["kind"] == "committed"]
-    assert committed == list(range(1, 9)), "overdue by the clock at every step"
+    assert committed == [1, 3, 5, 7, 8], "overdue by the clock at every step, never twice in a row"
     progress = read_progress(layout.attempt(1))
     assert progress is not None
     assert (progress.phase, progress.step, progress.committed_step) == ("finished", 8, 8)
@@ -83,6 +83,32 @@ def test_a_rank_killed_in_a_step_ends_the_others_and_the_next_attempt_ends_the_r
     restored = [event for event in read_events(layout.attempt(2)) if event["kind"] == "restored"]
     from_step = restored[0]["step"] if restored else 0
     assert twice == list(range(from_step + 1, 6))
+
+
+def test_batch_norm_under_ddp_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    spec = make_spec("loops:normalizing", steps=5)
+    digests = []
+    for name, attempt in (("a", 0), ("b", 1)):
+        spec.user["signal"] = {"attempt": attempt, "rank": 1, "step": 2, "number": signal.SIGUSR1}
+        layout = launch.prepare(tmp_path / name, spec)
+        if attempt:
+            assert launch.run_attempt(layout, world_size=2).codes == [RANK_STOPPED] * 2
+        ended = launch.run_attempt(layout, world_size=2)
+        assert ended.codes == [0, 0], ended.logs()
+        digests.append(read_json(layout.done)["parameter_digest"])
+    assert digests[0] == digests[1]
+
+
+def test_batch_norm_that_nothing_keeps_equal_is_refused_by_name(tmp_path: Path) -> None:
+    spec = make_spec("loops:normalizing", steps=2)
+    spec.parallel.strategy = "fsdp"
+    spec.user["signal"] = {"attempt": 0, "rank": 0, "step": 0, "number": 0}
+    layout = launch.prepare(tmp_path / "run", spec)
+    ended = launch.run_attempt(layout, world_size=2)
+    assert ended.codes == [RANK_FAILED] * 2, ended.logs()
+    (failed,) = [e for e in read_events(layout.attempt(1)) if e["kind"] == "save_failed"]
+    assert "model/1.running_mean" in failed["reason"] and "SyncBatchNorm" in failed["reason"]
+    assert CheckpointStore(layout).published() == []
 
 
 def test_a_save_that_misses_its_deadline_is_reported_and_holds_nobody(tmp_path: Path) -> None:

@@ -58,36 +58,100 @@ def test_the_clock_of_rank_0_makes_all_ranks_save() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "interval_steps", "asked_by_clock", "due"),
-    [(10, 5, False, True), (11, 5, False, False), (11, 5, True, True), (10, 0, False, False)],
+    ("step", "interval_steps", "asked_by_clock", "saved_step", "due"),
+    [
+        (10, 5, False, None, True),
+        (11, 5, False, None, False),
+        (11, 5, True, None, True),
+        (10, 0, False, None, False),
+        (11, 5, True, 9, True),
+        (11, 5, True, 10, False),
+        (10, 5, True, 9, True),
+    ],
 )
-def test_a_save_is_due_by_steps_or_by_the_clock(
-    step: int, interval_steps: int, asked_by_clock: bool, due: bool
+def test_a_save_is_due_by_steps_or_by_the_clock_but_not_by_a_word_said_before_the_last(
+    step: int, interval_steps: int, asked_by_clock: bool, saved_step: int | None, due: bool
 ) -> None:
     from ftslurm.train.stop import save_is_due
 
-    answer = save_is_due(step, interval_steps=interval_steps, asked_by_clock=asked_by_clock)
+    answer = save_is_due(
+        step, interval_steps=interval_steps, asked_by_clock=asked_by_clock, saved_step=saved_step
+    )
     assert answer is due
 
 
+def test_the_longest_wait_of_any_rank_since_the_signal_is_agreed_on() -> None:
+    from ftslurm.train.stop import Word, decode, encode
+
+    said = [Word(signal.SIGUSR1, waited_ms=1500), Word(), Word(signal.SIGTERM, waited_ms=200)]
+    agreed = decode([max(column) for column in zip(*map(encode, said))])
+    assert agreed == Word(signal.SIGTERM, save_due=False, waited_ms=1500)
+
+
+def test_a_rank_says_how_long_ago_its_signal_came() -> None:
+    from ftslurm.run.rank import StopFlag
+    from ftslurm.train.stop import Speaker, Word
+
+    flag = StopFlag()
+    clock = [50.0]
+    speaker = Speaker(flag, is_first=False, interval_s=1, stop_at=0.0, clock=lambda: clock[0])
+    assert speaker.word() == Word()
+    flag.signalled_at, flag.signal_number = 50.0, signal.SIGUSR1
+    clock[0] = 57.25
+    assert speaker.word() == Word(signal.SIGUSR1, save_due=False, waited_ms=7250)
+
+
+def test_rank_0_stops_by_the_clock_when_no_warning_came() -> None:
+    from ftslurm.run.rank import StopFlag
+    from ftslurm.train.stop import Speaker, Word
+
+    now = [999.5]
+    first, other = (
+        Speaker(StopFlag(), is_first=is_first, interval_s=0, stop_at=1000.0, now=lambda: now[0])
+        for is_first in (True, False)
+    )
+    assert first.word() == Word()
+    now[0] = 1002.0
+    assert first.word() == Word(signal.SIGALRM, waited_ms=2000)
+    assert other.word() == Word()
+
+
+def test_the_clock_of_rank_0_counts_from_the_last_save() -> None:
+    from ftslurm.run.rank import StopFlag
+    from ftslurm.train.stop import Speaker
+
+    clock = [0.0]
+    speaker = Speaker(
+        StopFlag(), is_first=True, interval_s=10, stop_at=None, clock=lambda: clock[0]
+    )
+    clock[0] = 9.0
+    assert not speaker.word().save_due
+    clock[0] = 10.0
+    assert speaker.word().save_due
+    speaker.saved()
+    assert not speaker.word().save_due
+
+
 @pytest.mark.parametrize(
-    ("error", "is_restoring", "hopeless"),
+    ("error", "is_restoring", "has_trained", "hopeless"),
     [
-        (SpecError("x"), False, True),
-        (UsageError("x"), False, True),
-        (DataError("x"), False, True),
-        (CheckpointError("nothing restorable"), True, True),
-        (CheckpointError("three saves failed"), False, False),
-        (RuntimeError("CUDA error"), True, False),
-        (OSError(5, "Input/output error"), False, False),
+        (SpecError("x"), False, False, True),
+        (UsageError("x"), False, True, True),
+        (DataError("another snapshot"), False, False, True),
+        (DataError("cannot read, at step 90000"), False, True, False),
+        (CheckpointError("nothing restorable"), True, False, True),
+        (CheckpointError("three saves failed"), False, True, False),
+        (RunError("the file system failed"), True, False, False),
+        (RuntimeError("CUDA error"), True, False, False),
+        (OSError(5, "Input/output error"), False, False, False),
     ],
 )
 def test_only_an_error_that_would_come_again_forbids_a_retry(
-    error: BaseException, is_restoring: bool, hopeless: bool
+    error: BaseException, is_restoring: bool, has_trained: bool, hopeless: bool
 ) -> None:
     from ftslurm.train.entry import is_hopeless
 
-    assert is_hopeless(error, is_restoring=is_restoring) is hopeless
+    assert is_hopeless(error, is_restoring=is_restoring, has_trained=has_trained) is hopeless
 
 
 def test_the_echo_of_a_dead_peer_is_named_so_and_keeps_its_cause() -> None:

@@ -1,0 +1,188 @@
+"""What a restore makes of a file system that fails, and of steps that are gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from test_checkpointer import Trainer, damage, same
+
+from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.errors import CheckpointError
+from ftslurm.run.attempts import AdoptedStep
+from ftslurm.train.restore import Restorer, StorageError
+
+pytestmark = pytest.mark.torch
+
+FIRST, SECOND = "step-000000000001", "step-000000000002"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Trainer:
+    """A run with the steps 1 and 2."""
+    trainer = Trainer(tmp_path)
+    assert trainer.save(1) and trainer.save(2)
+    return trainer
+
+
+def adopted(trainer: Trainer) -> list[AdoptedStep]:
+    steps = CheckpointStore(trainer.layout).published()
+    return [AdoptedStep(step.step, step.committed_digest) for step in steps]
+
+
+def break_reading(monkeypatch: pytest.MonkeyPatch, name: str, number: int, *, times: int) -> None:
+    """The next `times` reads of a file called `name` of step 2 fail with errno `number`."""
+    read_bytes = Path.read_bytes
+    left = [times]
+
+    def read(path: Path) -> bytes:
+        if path.name == name and path.parent.name == SECOND and left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+
+
+@pytest.mark.parametrize("name", ["COMMITTED", "manifest.json", "index-00000.json"])
+def test_a_record_that_cannot_be_read_now_rejects_nothing(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    known = adopted(saved)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    break_reading(monkeypatch, name, errno.ESTALE, times=1000)
+    with pytest.raises(StorageError, match="Stale file handle.*rank 0"):
+        second.checkpointer.restore(known)
+    assert second.steps() == [FIRST, SECOND]
+    assert not second.reported("rejected")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
+def test_a_record_that_fails_one_rank_after_rank_0_has_read_it_rejects_nothing(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    known = adopted(saved)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    load = Restorer._load
+
+    def load_broken(self: Restorer, offer: dict) -> tuple:
+        with monkeypatch.context() as broken:
+            break_reading(broken, "index-00000.json", number, times=1000)
+            return load(self, offer)
+
+    monkeypatch.setattr(Restorer, "_load", load_broken)
+    with pytest.raises(StorageError, match="step 2 cannot be read now"):
+        second.checkpointer.restore(known)
+    assert second.steps() == [FIRST, SECOND]
+
+
+def test_a_shard_that_cannot_be_read_now_rejects_nothing(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftslurm.checkpoint import shard
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    monkeypatch.setattr(shard, "read_at", broken)
+    with pytest.raises(StorageError, match="step 2 cannot be read now .rank 0 on .*Input/output"):
+        second.checkpointer.restore(adopted(saved))
+    assert second.steps() == [FIRST, SECOND]
+    monkeypatch.undo()
+    third = Trainer(tmp_path, seed=1, attempt=3)
+    assert third.checkpointer.restore(adopted(saved)).step == 2
+    assert same(saved.values(), third.values())
+
+
+def test_a_shard_that_rank_0_misses_too_is_damage(tmp_path: Path, saved: Trainer) -> None:
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    next((saved.layout.steps / SECOND).glob("shard-*.bin")).unlink()
+    assert second.checkpointer.restore(adopted(saved)).step == 1
+    assert second.steps() == [FIRST]
+
+
+def test_a_file_that_only_another_rank_misses_is_no_damage(saved: Trainer) -> None:
+    checkpointer = saved.checkpointer
+    restorer = Restorer(checkpointer._state, checkpointer._place, device=None, attempt=2, node="a")
+    step = saved.layout.steps / SECOND
+    offer = {"path": str(step), "step": 2}
+    unread = [{}, {"unread": "cannot read `x`: No such file or directory", "node": "b"}]
+    assert restorer._judge(offer, unread) == {
+        "unread": "rank 1 on b: cannot read `x`: No such file or directory"
+    }
+    torn = {"damage": "digest", "node": "c"}
+    assert restorer._judge(offer, [*unread, torn]) == {"damage": "rank 2 on c: digest"}
+    next(step.glob("shard-*.bin")).unlink()
+    assert "damage" in restorer._judge(offer, unread)
+
+
+def test_a_file_system_that_fails_before_the_first_offer_is_not_final(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method in ("fence", "choose"):
+        second = Trainer(tmp_path, seed=1, attempt=2)
+        with monkeypatch.context() as broken:
+            broken.setattr(CheckpointStore, method, stale)
+            with pytest.raises(StorageError, match="Stale file handle"):
+                second.checkpointer.restore(adopted(saved))
+
+
+def stale(*_: object, **__: object) -> None:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_a_rejected_step_that_cannot_be_moved_now_is_not_final(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(saved.layout.steps / SECOND)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    monkeypatch.setattr("ftslurm.checkpoint.quarantine.rename_new", stale)
+    with pytest.raises(StorageError, match="aside"):
+        second.checkpointer.restore(adopted(saved))
+
+
+def test_adopted_steps_that_have_vanished_are_named_and_nothing_starts_over(
+    tmp_path: Path, saved: Trainer
+) -> None:
+    known = adopted(saved)
+    saved.layout.steps.rename(tmp_path / "elsewhere")
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    with pytest.raises(CheckpointError, match=r"adopted the steps \[2, 1\].*start from step 0"):
+        second.checkpointer.restore(known)
+
+
+def test_going_on_from_an_older_step_than_was_adopted_is_said(
+    tmp_path: Path, saved: Trainer
+) -> None:
+    known = adopted(saved)
+    (saved.layout.steps / SECOND).rename(tmp_path / "elsewhere")
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    assert second.checkpointer.restore(known).step == 1
+    assert second.reported("fell_back") == [{"step": 1, "adopted": 2, "vanished": [2]}]
+
+
+def test_a_rejected_step_leaves_no_tensors_behind_while_the_next_is_read(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gc
+    import weakref
+
+    seen: list[weakref.ref] = []
+    load = Restorer._load
+
+    def note(self: Restorer, offer: dict) -> tuple:
+        gc.collect()
+        assert all(ref() is None for ref in seen)
+        loaded, answer = load(self, offer)
+        seen.append(weakref.ref(loaded[0]))
+        if offer["step"] == 2:  # as if another rank had found damage
+            answer = {"damage": "digest", "node": "b"}
+        return loaded, answer
+
+    monkeypatch.setattr(Restorer, "_load", note)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    assert second.checkpointer.restore(adopted(saved)).step == 1
+    assert len(seen) == 2
