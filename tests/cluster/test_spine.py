@@ -112,3 +112,19 @@ def test_a_damaged_checkpoint_is_stepped_over(lab: Lab, baseline: Baseline) -> N
     assert_same_bits(run, baseline("ddp"))
     assert run.restored_steps() == [None, 10], run.story()
     assert [path.name.startswith(newest.name) for path in run.layout.quarantine.glob("step-*")]
+
+
+@pytest.mark.full
+def test_a_node_that_is_cut_off_costs_steps_and_no_bits(lab: Lab, baseline: Baseline) -> None:
+    """Slurm finds the node dead after some 35 s and requeues; the old ranks on it live on."""
+    run = submit(lab, "parallel=ddp", name="cut")
+    run.wait_for_step(1, 12)
+    node = "n2"
+    assert lab.show_job(run.job_id)["NodeList"] == "n[1-2]", "the idle nodes were n1 to n4"
+    lab.cut(node)
+    lab.hasten(run.job_id, timeout_s=90)
+    run.finish()
+    lab.join(node)
+    assert_same_bits(run, baseline("ddp"))
+    assert run.restored_steps()[-1] == 10, run.story()
+    assert len(run.outcomes()) == 2
