@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_step
 
-from ftslurm.errors import SchedulerError
+from ftslurm.errors import RANK_NEVER_RETRY, SchedulerError
 from ftslurm.files import read_json, write_json
 from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import (
@@ -147,8 +147,19 @@ def test_a_requeue_that_cannot_be_becomes_a_stop_on_record(layout, scheduler):
     paths = begin(layout)
     decision = decide(layout, scheduler, rc=143, term=True)
     assert decision.action == "stop"
-    assert "not queued again" in decision.reason and "submit the run again" in decision.reason
+    assert "not queued again" in decision.reason
     assert read_json(paths.root / "decision.json")["action"] == "stop"
+
+
+def test_a_stop_says_how_the_run_goes_on_by_hand(layout):
+    begin(layout)
+    layout.sbatch_command.write_text("sbatch train.sbatch\n")
+    assert decide(layout, rc=1).action == "restart"
+    for reason in (
+        decide(layout, rc=RANK_NEVER_RETRY).reason,
+        decide(layout, FakeScheduler(accepts=False), rc=143, term=True).reason,
+    ):
+        assert reason.count(f"`bash {layout.sbatch_command}` lets this run go on") == 1
 
 
 def test_failures_in_a_row_stop_the_run_and_a_committed_step_begins_the_count_anew(layout):

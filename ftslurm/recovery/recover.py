@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import shlex
 import signal
 import sys
 import time
@@ -93,6 +94,7 @@ def recover(
     if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, now()):
         evidence = dataclasses.replace(evidence, limit_is_near=True)
         decision = decide(history, evidence, max_failures=max_failures)
+    decision = _with_way_back(layout, decision)
     _write_decision(layout, evidence, decision, now=now)
     if decision.action == REQUEUED:
         decision = _requeue(layout, scheduler, environ, evidence, decision, now=now)
@@ -125,10 +127,20 @@ def _requeue(
     refused = dataclasses.replace(
         decision,
         action=STOP,
-        reason=f"{decision.reason}, but it is not queued again: {why}; submit the run again",
+        reason=f"{decision.reason}, but it is not queued again: {why}",
     )
+    refused = _with_way_back(layout, refused)
     _write_decision(layout, evidence, refused, now=now)
     return refused
+
+
+def _with_way_back(layout: RunLayout, decision: Decision) -> Decision:
+    """A stop also says how the same run goes on: with its code and configuration as frozen."""
+    command = layout.sbatch_command
+    if decision.action != STOP or not command.exists():
+        return decision
+    way = f"`bash {shlex.quote(str(command))}` lets this run go on from its newest committed step"
+    return dataclasses.replace(decision, reason=f"{decision.reason}; {way}")
 
 
 def _limit_is_near(

@@ -92,6 +92,11 @@ class RunLayout:
         return self.root / "submit" / "train.sbatch"
 
     @property
+    def sbatch_command(self) -> Path:
+        """The whole sbatch command as one line of shell; none for a run on this machine."""
+        return self.root / "submit" / "sbatch.txt"
+
+    @property
     def attempts(self) -> Path:
         return self.root / "attempts"
 

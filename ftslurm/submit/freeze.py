@@ -177,7 +177,7 @@ def _write(
     write_atomic(building.config_yaml, config)
     write_atomic(building.script, plan.script.encode())
     if plan.command is not None:
-        write_atomic(building.submit / "sbatch.txt", f"{plan.command}\n".encode())
+        write_atomic(building.sbatch_command, f"{plan.command}\n".encode())
     if plan.snapshot.diff:
         write_atomic(building.submit / "code.diff", plan.snapshot.diff)
     write_call(building.submit)
