@@ -157,7 +157,7 @@ def test_an_overflow_on_one_rank_backs_all_off_and_the_scale_survives_a_stop(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_run_goes_on_with_fewer_ranks_and_another_sharding(
+def test_a_run_goes_on_with_fewer_ranks_and_with_all_again(
     tmp_path: Path, store: Path, strategy: str
 ) -> None:
     spec = make_spec(strategy)
@@ -165,20 +165,20 @@ def test_a_run_goes_on_with_fewer_ranks_and_another_sharding(
     undisturbed = run(tmp_path / "a", spec, store)
 
     layout = RunLayout(tmp_path / "b")
-    for attempt, world_size in enumerate((4, 3), start=1):
-        spec = disturbed(strategy, rank=1, step=4 * attempt, number=signal.SIGUSR1)
+    for attempt, world_size in enumerate((4, 3, 2), start=1):
+        spec = disturbed(strategy, rank=1, step=3 * attempt, number=signal.SIGUSR1)
         spec.user["signal"]["attempt"] = attempt
         spec.model.dropout = 0.0
         spec.cluster.tasks_per_node = world_size
         launch.prepare(layout.root, spec, data_path=store)
         ended = launch.run_attempt(layout, world_size=world_size)
         assert ended.codes == [RANK_STOPPED] * world_size, ended.logs()
-    spec.cluster.tasks_per_node = 2
+    spec.cluster.tasks_per_node = 4
     launch.prepare(layout.root, spec, data_path=store)
     finish(layout, spec)
 
     rows, expected = read_trace(layout), read_trace(undisturbed)
-    assert {row.attempt for row in rows.values()} == {1, 2, 3}
+    assert {row.attempt for row in rows.values()} == {1, 2, 3, 4}
     assert list(rows) == list(expected)
     assert [rows[step].samples for step in rows] == [expected[step].samples for step in rows]
     losses = [rows[step].loss for step in rows]
