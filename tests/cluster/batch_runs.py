@@ -18,6 +18,15 @@ from ftslurm.run.attempts import read_progress
 STEPS, INTERVAL = 60, 20
 
 
+def make_project(lab: Lab, name: str) -> Path:
+    """A new folder of the user's own with the rank's source in it."""
+    new = ["mktemp", "--directory", f"{lab.home(lab.user)}/{name}-XXXXXX"]
+    folder = Path(lab.run_as(lab.user, new).stdout.strip())
+    target = RANK.relative_to(RANK.parents[2])
+    lab.run_as(lab.user, ["install", "-D", str(lab.checkout / target), str(folder / target)])
+    return folder
+
+
 class LabRun:
     """One run, submitted by the lab's ordinary user from a project folder of its own."""
 
@@ -26,7 +35,7 @@ class LabRun:
     ) -> None:
         self.lab = lab
         self._environ = {"PYTHONPATH": str(lab.checkout), "FTSLURM_FAULTS": faults}
-        self.folder = self._make_project(name)
+        self.folder = make_project(lab, name)
         given = overrides(steps=STEPS, interval=INTERVAL, step_s=step_s, more=more)
         placed = [
             "cluster=slurm",
@@ -40,15 +49,6 @@ class LabRun:
         record = json.loads(self.ftslurm("submit", "--json", *placed, *given))
         self.job_id: str = record["job_id"]
         self.run = Run(record["run_dir"])
-
-    def _make_project(self, name: str) -> Path:
-        """A new folder of the user's own with the rank's source in it."""
-        new = ["mktemp", "--directory", f"{self.lab.home(self.lab.user)}/{name}-XXXXXX"]
-        folder = Path(self.lab.run_as(self.lab.user, new).stdout.strip())
-        target = RANK.relative_to(RANK.parents[2])
-        copy = ["install", "-D", str(self.lab.checkout / target), str(folder / target)]
-        self.lab.run_as(self.lab.user, copy)
-        return folder
 
     def ftslurm(self, *arguments: str) -> str:
         argv = [str(self.lab.python), "-m", "ftslurm", *arguments]
