@@ -22,7 +22,7 @@ from ftslurm.errors import EXIT_OK, RunError
 from ftslurm.files import read_json
 from ftslurm.run.attempts import AdoptedStep, Attempt, append_event, claim, numbers, read_attempt
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import from_dict
+from ftslurm.run.spec import ClusterSpec, from_dict
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
 
@@ -47,7 +47,8 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
     """Claim, and say the one line for the batch script."""
     if layout.done.exists():
         return "done"
-    scheduler = open_scheduler(read_json(layout.run_json)["scheduler"], run_dir=layout.root)
+    record = read_json(layout.run_json)
+    scheduler = open_scheduler(record["scheduler"], run_dir=layout.root)
     job_id = scheduler.own_job_id(environ)
     nodes = scheduler.nodes(environ)
     attempt = claim(
@@ -71,18 +72,17 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
         port=port,
         adopted=[item.step for item in attempt.adopted],
     )
-    stop_at = _stop_at(layout, scheduler, environ)
+    stop_at = _stop_at(from_dict(record["spec"]).cluster, scheduler, environ)
     return f"go {attempt.number} {scheduler.master_address(nodes)} {port} {stop_at}"
 
 
-def _stop_at(layout: RunLayout, scheduler: Scheduler, environ: Mapping[str, str]) -> int:
+def _stop_at(cluster: ClusterSpec, scheduler: Scheduler, environ: Mapping[str, str]) -> int:
     """UTC seconds at which the warn signal is due; 0 when the end of the job is not known.
 
     Slurm sends it once, to the job steps that run then: between two attempts it reaches nobody.
     """
-    lead_s = from_dict(read_json(layout.run_json)["spec"]).cluster.signal_lead_s
     end_at = read_end_time(scheduler, environ)
-    return 0 if end_at is None else int(end_at - lead_s)
+    return 0 if end_at is None else int(end_at - cluster.signal_lead_s)
 
 
 def adoptable(layout: RunLayout) -> list[AdoptedStep]:

@@ -87,7 +87,7 @@ def _outcome(paths: AttemptLayout) -> Optional[Outcome]:
 def _cause(paths: AttemptLayout) -> Optional[str]:
     """Cause in the attempt's decision; None when its batch shell died before it could decide."""
     try:
-        return str(read_json(paths.root / "decision.json").get("cause"))
+        return str(read_json(paths.decision_json).get("cause"))
     except (FileNotFoundError, FormatError):
         return None
 

@@ -174,7 +174,7 @@ def _write_decision(
     }
     paths = layout.attempt(evidence.number)
     with _best_effort():
-        write_json(paths.root / "decision.json", record)
+        write_json(paths.decision_json, record)
         append_event(
             paths,
             "decided",

@@ -48,6 +48,11 @@ class AttemptLayout:
         return self.root / "outcome.json"
 
     @property
+    def decision_json(self) -> Path:
+        """What `ftslurm recover` decided, written before it acts."""
+        return self.root / "decision.json"
+
+    @property
     def progress_json(self) -> Path:
         return self.root / "progress.json"
 
@@ -90,6 +95,11 @@ class RunLayout:
     @property
     def script(self) -> Path:
         return self.root / "submit" / "train.sbatch"
+
+    @property
+    def job_json(self) -> Path:
+        """Which job the run was submitted as; written when the scheduler has taken it."""
+        return self.root / "submit" / "job.json"
 
     @property
     def sbatch_command(self) -> Path:

@@ -183,7 +183,7 @@ def _read_attempt_story(layout: RunLayout, number: int) -> AttemptStory:
     attempt = _read_claim(layout, number)
     outcome, progress = read_outcome(paths), read_progress(paths)
     events = read_events(paths)
-    decision = _read_decision(paths.root / "decision.json")
+    decision = _read_decision(paths.decision_json)
     committed = [int(event["step"]) for event in events if event["kind"] == "committed"]
     return AttemptStory(
         number=number,

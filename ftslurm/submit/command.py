@@ -202,7 +202,7 @@ def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str
         shutil.rmtree(plan.layout.root)
         raise
     write_json(
-        _job_json(plan.layout),
+        plan.layout.job_json,
         {
             "schema_version": 1,
             "job_id": job_id,
@@ -217,7 +217,7 @@ def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str
 
 def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str], None]) -> int:
     try:
-        job = read_json(_job_json(layout))
+        job = read_json(layout.job_json)
     except FileNotFoundError:
         raise RunError(
             f"`{layout.root}` is no run that was submitted; it has no job.json"
@@ -242,11 +242,6 @@ def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str],
     if options.json:
         _print_json(_result(layout, job_id, ending))
     return EXIT_OK if ending.finished else EXIT_FAILED
-
-
-def _job_json(layout: RunLayout) -> Path:
-    """Which job the run was submitted as; written when the scheduler has taken it."""
-    return layout.submit / "job.json"
 
 
 def _identity(layout: RunLayout, job_id: Optional[str]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def look(layout: RunLayout, scheduler: Scheduler, job_id: str) -> View:
     for number in numbers(layout):
         paths = layout.attempt(number)
         try:
-            decision = read_json(paths.root / "decision.json")
+            decision = read_json(paths.decision_json)
         except FileNotFoundError:
             decision = None
         attempts.append(AttemptView(number, read_progress(paths), decision))
