@@ -30,7 +30,12 @@ def no_controller(monkeypatch):
 @pytest.fixture
 def layout(tmp_path):
     layout = RunLayout(tmp_path)
-    record = {"schema_version": 1, "scheduler": "slurm", "spec": to_dict(RunSpec())}
+    record = {
+        "schema_version": 1,
+        "run_id": "gpt-test",
+        "scheduler": "slurm",
+        "spec": to_dict(RunSpec()),
+    }
     write_json(layout.run_json, record)
     return layout
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ftslurm"
 RANK = {
     "errors": 0, "files": 1, "faults": 1, "run": 2,
     "scheduler": 3, "checkpoint": 3, "replay": 3,
-    "recovery": 4, "submit": 5, "train": 5, "cli": 6, "__main__": 7,
+    "recovery": 4, "node": 4, "submit": 5, "train": 5, "cli": 6, "__main__": 7,
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "h5py"}
 OWNERS = {
@@ -25,7 +25,8 @@ HEAVY_FILES = {"replay/determinism.py"}
 # The verbs read what checkpoint/ knows; run/status.py is a verb that lives with the facts it shows.
 EXTRA = {("run/status.py", "checkpoint")}
 # Deciding is pure: no clock, no files, no processes.
-PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py"]
+PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py",
+        "run/spec_check.py"]  # fmt: skip
 
 
 def modules() -> list[Path]:

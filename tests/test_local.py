@@ -29,7 +29,8 @@ class Job:
         self.layout = RunLayout(folder / "run")
         self.layout.submit.mkdir(parents=True)
         spec = RunSpec(cluster=ClusterSpec(time=time_limit, signal_lead_s=lead_s))
-        write_json(self.layout.run_json, {"schema_version": 1, "spec": to_dict(spec)})
+        record = {"schema_version": 1, "run_id": "r", "scheduler": "local", "spec": to_dict(spec)}
+        write_json(self.layout.run_json, record)
         self.layout.script.write_text(f"cd {self.layout.root}\npython={sys.executable}\n{script}")
         self.scheduler = open_scheduler("local", run_dir=self.layout.root)
         call = (

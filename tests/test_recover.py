@@ -65,7 +65,13 @@ def layout(tmp_path):
     spec.cluster.nodes, spec.cluster.tasks_per_node = 2, 2
     layout.steps.mkdir(parents=True)
     layout.submit.mkdir()
-    write_json(layout.run_json, {"schema_version": 1, "scheduler": "local", "spec": to_dict(spec)})
+    record = {
+        "schema_version": 1,
+        "run_id": "gpt-test",
+        "scheduler": "local",
+        "spec": to_dict(spec),
+    }
+    write_json(layout.run_json, record)
     return layout
 
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from ftslurm.errors import SpecError
-from ftslurm.run.spec import RunSpec, check, from_dict, parse_time_s, to_dict
+from ftslurm.run.spec import RunSpec, from_dict, parse_time_s, to_dict
+from ftslurm.run.spec_check import check
 
 
 def with_value(key, value):

@@ -19,10 +19,10 @@ from typing import Callable, Optional
 
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import EXIT_OK, RunError
-from ftslurm.files import read_json
 from ftslurm.run.attempts import AdoptedStep, Attempt, append_event, claim, numbers, read_attempt
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import ClusterSpec, from_dict
+from ftslurm.run.record import read_record
+from ftslurm.run.spec import ClusterSpec
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
 
@@ -47,8 +47,8 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
     """Claim, and say the one line for the batch script."""
     if layout.done.exists():
         return "done"
-    record = read_json(layout.run_json)
-    scheduler = open_scheduler(record["scheduler"], run_dir=layout.root)
+    record = read_record(layout)
+    scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
     job_id = scheduler.own_job_id(environ)
     nodes = scheduler.nodes(environ)
     attempt = claim(
@@ -72,7 +72,7 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
         port=port,
         adopted=[item.step for item in attempt.adopted],
     )
-    stop_at = _stop_at(from_dict(record["spec"]).cluster, scheduler, environ)
+    stop_at = _stop_at(record.spec.cluster, scheduler, environ)
     return f"go {attempt.number} {scheduler.master_address(nodes)} {port} {stop_at}"
 
 

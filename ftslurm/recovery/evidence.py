@@ -14,7 +14,7 @@ from ftslurm.files import read_json
 from ftslurm.recovery.policy import CAUSE_FAILED, Evidence, PastAttempt, RankFailure
 from ftslurm.run.attempts import Outcome, numbers, read_attempt, read_events, read_outcome
 from ftslurm.run.layout import AttemptLayout, RunLayout
-from ftslurm.run.spec import from_dict
+from ftslurm.run.record import read_record
 
 _MESSAGE_CHARACTERS = 300
 
@@ -101,7 +101,7 @@ def _first_failure(layout: RunLayout, number: int) -> Optional[RankFailure]:
         message = " ".join(str(own[0]["message"]).split())[:_MESSAGE_CHARACTERS]
         error = f"{own[0]['type']}: {message}" if message else str(own[0]["type"])
         return _failure(paths, int(own[0]["rank"]), str(own[0]["node"]), error)
-    cluster = from_dict(read_json(layout.run_json)["spec"]).cluster
+    cluster = read_record(layout).spec.cluster
     world = range(cluster.nodes * cluster.tasks_per_node)
     silent = sorted(set(world) - {int(record["rank"]) for record in records})
     if not records or len(silent) != 1:

@@ -12,16 +12,23 @@ from typing import Optional
 
 from ftslurm.errors import RANK_NEVER_RETRY
 from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
+from ftslurm.run.control import PAUSE
 
 # Actions: the words that `ftslurm recover` prints and the batch script acts on.
 DONE = "done"
 RESTART = "restart"
 REQUEUED = "requeued"
+"""Asked for: the run's next job is queued, under the same id or as a successor."""
+PAUSED = "paused"
+"""By an operator's order: queued, and held until somebody resumes the run."""
+ENDED = "ended"
+"""By an operator's order: not queued again, nothing has failed."""
 STOP = "stop"
 
 # Causes: the class of what ended the attempt, kept in its decision.
 CAUSE_FINISHED = "finished"
 CAUSE_ASKED = "asked_to_leave"
+CAUSE_ORDERED = "ordered"
 CAUSE_FAILED = "failed"
 CAUSE_NEVER_RETRY = "never_retry"
 CAUSE_NOT_STARTED = "not_started"
@@ -91,6 +98,8 @@ def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: 
     outcome = evidence.outcome
     if evidence.done or (outcome is not None and outcome.result == FINISHED):
         return Decision(DONE, CAUSE_FINISHED, "the run has finished")
+    if outcome is not None and outcome.result == STOPPED and outcome.order is not None:
+        return _after_order(outcome)
     if outcome is not None and outcome.result == STOPPED:
         if outcome.committed_step == outcome.step or evidence.progressed:
             return Decision(REQUEUED, CAUSE_ASKED, _stopped(outcome))
@@ -111,6 +120,14 @@ def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: 
             "submit again",
         )
     return _after_failure(history, evidence, max_failures)
+
+
+def _after_order(outcome: Outcome) -> Decision:
+    """An operator's word counts, whether the save has committed or not: the reason says which."""
+    action = PAUSED if outcome.order == PAUSE else ENDED
+    return Decision(
+        action, CAUSE_ORDERED, f"{_stopped(outcome)}; `ftslurm resume` lets the run go on"
+    )
 
 
 def _after_unsaved_stop(
@@ -176,6 +193,8 @@ def _never_retry(evidence: Evidence) -> bool:
 
 def _stopped(outcome: Outcome) -> str:
     asked = f" on {outcome.signal}" if outcome.signal else ""
+    if outcome.order:
+        asked = f" by the order `{outcome.order}`"
     if outcome.committed_step == outcome.step:
         return f"stopped{asked} at step {outcome.step}, all committed"
     return f"stopped{asked} at step {outcome.step}, {_from_step(outcome.committed_step)}"

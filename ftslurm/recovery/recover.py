@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import EXIT_OK, SchedulerError
-from ftslurm.files import read_json, write_json
+from ftslurm.files import write_json
 from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
 from ftslurm.recovery.policy import (
     CAUSE_NOT_STARTED,
@@ -34,7 +34,8 @@ from ftslurm.recovery.policy import (
 )
 from ftslurm.run.attempts import append_event
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import ClusterSpec, from_dict
+from ftslurm.run.record import read_record
+from ftslurm.run.spec import ClusterSpec
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
 
@@ -59,7 +60,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     layout = RunLayout(options.run)
-    scheduler = open_scheduler(read_json(layout.run_json)["scheduler"], run_dir=layout.root)
+    scheduler = open_scheduler(read_record(layout).scheduler, run_dir=layout.root)
     decision = recover(
         layout, scheduler, os.environ, attempt=options.attempt, rc=options.rc, term=options.term
     )
@@ -87,7 +88,7 @@ def recover(
     if rc != 0 and not term and not ranks_were_started(paths):
         away = not scheduler.controller_alive()
         evidence = dataclasses.replace(evidence, controller_away=away)
-    spec = from_dict(read_json(layout.run_json)["spec"])
+    spec = read_record(layout).spec
     history, max_failures = read_history(layout, attempt), spec.recovery.max_failures
     decision = decide(history, evidence, max_failures=max_failures)
     # Asked only where it matters: Slurm may take its time to answer, and grace may be running.

@@ -60,6 +60,8 @@ class Outcome:
     committed_step: Optional[int]
     signal: Optional[str] = None
     """Name of the signal that asked for the stop."""
+    order: Optional[str] = None
+    """stop | pause: the operator's order that asked for it (run/control.py)."""
     reason: str = ""
     retry: bool = True
     """False when the same start would fail the same way."""

@@ -69,6 +69,11 @@ class AttemptLayout:
         """One small error record per failed rank: rank-00003.json."""
         return self.root / "ranks"
 
+    @property
+    def modules_json(self) -> Path:
+        """Digests of the modules that rank 0 had imported when it began to train."""
+        return self.root / "modules.json"
+
 
 @dataclass(frozen=True)
 class RunLayout:
@@ -97,14 +102,24 @@ class RunLayout:
         return self.root / "submit" / "train.sbatch"
 
     @property
-    def job_json(self) -> Path:
-        """Which job the run was submitted as; written when the scheduler has taken it."""
-        return self.root / "submit" / "job.json"
+    def jobs(self) -> Path:
+        """Which jobs the run has had, a line each, written when the scheduler has taken one."""
+        return self.root / "submit" / "jobs.jsonl"
 
     @property
     def sbatch_command(self) -> Path:
         """The whole sbatch command as one line of shell; none for a run on this machine."""
         return self.root / "submit" / "sbatch.txt"
+
+    @property
+    def control(self) -> Path:
+        """Orders of an operator: save, stop, pause."""
+        return self.root / "control"
+
+    @property
+    def resume(self) -> Path:
+        """What a program of the user's own keeps between attempts (`ftslurm.resume_dir()`)."""
+        return self.root / "resume"
 
     @property
     def attempts(self) -> Path:

@@ -2,7 +2,7 @@
 
 One set of dataclasses serves Hydra (structured configs), submission and the ranks, so the three
 cannot drift. Plain, not frozen: OmegaConf cannot merge into nested frozen dataclasses (2.3.1).
-Values are checked by `check`; nothing here reads or writes.
+Values are checked in spec_check.py; nothing here reads or writes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,26 @@ class ClusterSpec:
     exclude: Optional[str] = None
     """Hostlist, e.g. `n[1-3,5]`."""
     comment: Optional[str] = None
+    licenses: Optional[str] = None
+    """As sbatch --licenses takes it, e.g. `matlab:2`."""
+    switches: Optional[str] = None
+    """Leaf switches and how long to wait for them, e.g. `1@00:10:00`."""
+    mail_user: Optional[str] = None
+    mail_type: Optional[str] = None
+    """As sbatch --mail-type takes it, e.g. `FAIL,END`."""
     nodes: int = 1
+    """Nodes that ranks run on."""
+    spares: int = 0
+    """Nodes asked for beside these, on which no rank runs until one of the others is given up."""
     tasks_per_node: int = 1
-    """One task is one rank."""
+    """One task is one rank; the same on every node."""
     gpus_per_node: int = 0
+    gpus_per_task: int = 0
+    """GPUs bound to each rank (--gpus-per-task); 0: each rank sees all GPUs of its node."""
+    gpu_bind: Optional[str] = None
+    """As srun --gpu-bind takes it, e.g. `closest`."""
+    cpu_bind: Optional[str] = None
+    """As srun --cpu-bind takes it, e.g. `cores`."""
     cpus_per_task: int = 1
     mem: Optional[str] = None
     """Per node, as sbatch --mem takes it, e.g. `64G`."""
@@ -49,7 +65,37 @@ class ClusterSpec:
     wait_s: int = 0
     """srun --wait: 0 never kills ranks because another one ended well before them."""
     python: Optional[str] = None
-    """Interpreter of batch loop and ranks; default: the one that submits."""
+    """Interpreter of the batch loop, and of the ranks without `rank_python`; default: the one that
+    submits."""
+    rank_python: Optional[str] = None
+    """Interpreter of the ranks, e.g. the one inside the container."""
+    sbatch: list[str] = field(default_factory=list)
+    """Further `#SBATCH` options, one an entry, e.g. `--exclusive` or `--gres=gpu:h100:8`."""
+    srun: list[str] = field(default_factory=list)
+    """Further options of the srun that starts the ranks."""
+    setup: list[str] = field(default_factory=list)
+    """Lines of bash that the batch script runs first, e.g. `module load cuda/12.4`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment of the job, e.g. NCCL_IB_HCA: mlx5. No secrets: this is kept in run.json."""
+    container: list[str] = field(default_factory=list)
+    """Words before the ranks' command, e.g. [apptainer, exec, image.sif]; `{run_dir}` in them is
+    the run directory. The batch loop stays outside."""
+    container_image: Optional[str] = None
+    """Image for srun's pyxis plugin (--container-image)."""
+    mounts: list[str] = field(default_factory=list)
+    """SOURCE:TARGET[:FLAGS] that pyxis mounts beside the run directory (--container-mounts)."""
+    mpi: Optional[str] = None
+    """As srun --mpi takes it, e.g. `pmix` or `none`."""
+    export: str = "ALL"
+    """As srun --export takes it; sites that set NONE would strip the ranks' environment."""
+    interface: Optional[str] = None
+    """Network interface that rank 0's address, gloo and NCCL are bound to, e.g. `ib0`."""
+    environment: Optional[str] = None
+    """Python environment as one file (.tar, .tar.gz, .squashfs) that is unpacked on each node
+    before the ranks start: an `import torch` from a shared file system makes some 19,000 metadata
+    calls a rank."""
+    environment_dir: str = "/tmp"
+    """Folder on each node that it is unpacked in."""
 
 
 @dataclass
@@ -130,6 +176,13 @@ class RecoverySpec:
 
     max_failures: int = 3
     """Failures in a row without a newly committed step after which the run stops."""
+    continue_by: str = "auto"
+    """auto | requeue | resubmit: how the run gets its next job. requeue keeps the job id; resubmit
+    queues a successor (--dependency=singleton) when a job begins, for sites that forbid requeueing;
+    auto requeues where the site allows it. (`continue` is no name that Python can give a field.)"""
+    control_dir: Optional[str] = None
+    """Folder outside the run directory that is also looked at for RUN_ID.save, RUN_ID.stop and
+    RUN_ID.pause, for people who may not enter the run directory."""
 
 
 @dataclass
@@ -137,10 +190,18 @@ class RunSpec:
     """One run."""
 
     name: str = "run"
+    run_id: Optional[str] = None
+    """Name of the run directory; none: name, time and four random digits."""
     runs_dir: str = "runs"
     entry: str = "ftslurm.train.reference:train"
     """`module:function` that takes a Session and trains; `rank:module:function` is called as the
     whole rank, without torch."""
+    program: list[str] = field(default_factory=list)
+    """Command that each rank runs in place of `entry`; set by `ftslurm run -- COMMAND`."""
+    code: str = "frozen"
+    """frozen | live: frozen ranks import the copy made at submit, and a run whose modules have
+    changed since its first attempt stops; live ranks import the folder the run was submitted
+    from, as it then is."""
     steps: int = 400
     seed: int = 0
     deterministic: bool = True
@@ -190,81 +251,3 @@ def parse_time_s(text: str) -> int:
         raise SpecError(f"cluster.time is `{text}`; write [DAYS-]HH:MM:SS or MM:SS, e.g. 04:00:00")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def check(spec: RunSpec) -> None:
-    """Refuse values that cannot be right, by key, with what is expected."""
-    _choice("cluster.scheduler", spec.cluster.scheduler, ("slurm", "local"))
-    _choice("cluster.signal", spec.cluster.signal, ("USR1", "USR2"))
-    _choice("parallel.strategy", spec.parallel.strategy, ("ddp", "fsdp"))
-    _choice("parallel.backend", spec.parallel.backend, ("auto", "gloo", "nccl"))
-    _choice("optim.precision", spec.optim.precision, ("fp32", "bf16", "fp16"))
-    _choice("checkpoint.when_busy", spec.checkpoint.when_busy, ("wait", "skip"))
-    _choice("checkpoint.digest", spec.checkpoint.digest, ("xxh3_128", "sha256"))
-    _at_least(
-        1,
-        {
-            "cluster.nodes": spec.cluster.nodes,
-            "cluster.tasks_per_node": spec.cluster.tasks_per_node,
-            "cluster.cpus_per_task": spec.cluster.cpus_per_task,
-            "steps": spec.steps,
-            "model.heads": spec.model.heads,
-            "optim.global_batch_size": spec.optim.global_batch_size,
-            "optim.micro_batch_size": spec.optim.micro_batch_size,
-            "checkpoint.keep_last": spec.checkpoint.keep_last,
-            "checkpoint.max_failed_saves": spec.checkpoint.max_failed_saves,
-            "log_interval_steps": spec.log_interval_steps,
-        },
-    )
-    _at_least(
-        0,
-        {
-            "cluster.gpus_per_node": spec.cluster.gpus_per_node,
-            "cluster.wait_s": spec.cluster.wait_s,
-            "cluster.signal_lead_s": spec.cluster.signal_lead_s,
-            "checkpoint.interval_steps": spec.checkpoint.interval_steps,
-            "checkpoint.keep_every_steps": spec.checkpoint.keep_every_steps,
-            "recovery.max_failures": spec.recovery.max_failures,
-            "data.num_workers": spec.data.num_workers,
-            "eval_interval_steps": spec.eval_interval_steps,
-        },
-    )
-    if spec.checkpoint.interval_s < 0:
-        raise SpecError(
-            f"checkpoint.interval_s is {spec.checkpoint.interval_s}; it has to be at least 0"
-        )
-    deadline_s = spec.checkpoint.emergency_deadline_s
-    if deadline_s is not None and deadline_s <= 0:
-        raise SpecError(
-            f"checkpoint.emergency_deadline_s is {deadline_s}; give seconds, or null to derive it"
-        )
-    if ":" not in spec.entry:
-        raise SpecError(f"entry is `{spec.entry}`; write `package.module:function`")
-    if spec.model.width % spec.model.heads:
-        raise SpecError(
-            f"model.width {spec.model.width} is not a multiple of model.heads {spec.model.heads}"
-        )
-    _check_time(spec.cluster)
-
-
-def _check_time(cluster: ClusterSpec) -> None:
-    limit_s = parse_time_s(cluster.time)
-    # Slurm looks every 30 s and may send the warn signal 60 s early; a shorter limit would have it
-    # fire while the ranks still import torch (submitit#1793).
-    if limit_s <= cluster.signal_lead_s + 90:
-        raise SpecError(
-            f"cluster.time {cluster.time} is {limit_s} s, not more than cluster.signal_lead_s "
-            f"{cluster.signal_lead_s} + 90 s; the warn signal would come at start: ask for more "
-            "time or a shorter lead"
-        )
-
-
-def _choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise SpecError(f"{key} is `{value}`; choose {' or '.join(choices)}")
-
-
-def _at_least(least: int, values: dict[str, int]) -> None:
-    for key, value in values.items():
-        if value < least:
-            raise SpecError(f"{key} is {value}; it has to be at least {least}")

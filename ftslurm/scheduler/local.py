@@ -20,9 +20,9 @@ from typing import Callable, Optional
 
 from ftslurm import __version__
 from ftslurm.errors import SchedulerError
-from ftslurm.files import read_json
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import ClusterSpec, from_dict, parse_time_s
+from ftslurm.run.record import read_record
+from ftslurm.run.spec import ClusterSpec, parse_time_s
 from ftslurm.scheduler import local_state
 from ftslurm.scheduler.local_state import CANCEL, REQUEUE, LocalJob, read_job, write_job
 from ftslurm.scheduler.process import ProcessName, die_with_parent
@@ -158,7 +158,7 @@ class _Batch:
     """The script's runs, one after the other."""
 
     def __init__(self, layout: RunLayout, job: LocalJob, kill_wait_s: float) -> None:
-        spec = from_dict(read_json(layout.run_json)["spec"])
+        spec = read_record(layout).spec
         self.job = job
         self._layout = layout
         self._kill_wait_s = kill_wait_s

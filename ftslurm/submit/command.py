@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, SpecError, UsageError
-from ftslurm.files import read_json, write_json
+from ftslurm.run.jobs import BY_SUBMIT, add_job, newest_job
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, from_dict
+from ftslurm.run.record import read_record
+from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.submit.compose import compose_run
@@ -201,29 +202,18 @@ def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str
     except RefusedError:
         shutil.rmtree(plan.layout.root)
         raise
-    write_json(
-        plan.layout.job_json,
-        {
-            "schema_version": 1,
-            "job_id": job_id,
-            "scheduler": scheduler.name,
-            "submitted_at": time.time(),
-        },
-    )
+    add_job(plan.layout, job_id, scheduler=scheduler.name, queued_by=BY_SUBMIT)
     say(f"job id:        {job_id}")
     say(f"run directory: {plan.layout.root}")
     return job_id
 
 
 def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    try:
-        job = read_json(layout.job_json)
-    except FileNotFoundError:
-        raise RunError(
-            f"`{layout.root}` is no run that was submitted; it has no job.json"
-        ) from None
-    job_id, name = str(job["job_id"]), str(job["scheduler"])
-    spec = from_dict(read_json(layout.run_json)["spec"])
+    spec = read_record(layout).spec
+    job = newest_job(layout)
+    if job is None:
+        raise RunError(f"`{layout.root}` is no run that was submitted; no job of it is known")
+    job_id, name = job.job_id, job.scheduler
     follower = Follower(
         layout,
         open_scheduler(name, run_dir=layout.root),

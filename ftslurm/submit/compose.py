@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import SpecError
-from ftslurm.run.spec import RunSpec, check, from_dict, to_dict
+from ftslurm.run.spec import RunSpec, from_dict, to_dict
+from ftslurm.run.spec_check import check
 
 SCHEMA_NAME = "run_spec"
 """Name under which conf/config.yaml takes in the dataclasses."""

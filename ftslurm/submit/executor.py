@@ -31,10 +31,11 @@ from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob, SlurmJobEnvironment
 
 from ftslurm.errors import RunError, SchedulerError, UsageError
-from ftslurm.files import read_json, write_atomic
+from ftslurm.files import write_atomic
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import stop_flag
-from ftslurm.run.spec import RunSpec, from_dict
+from ftslurm.run.record import read_record
+from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler.local import run_batch
 from ftslurm.submit.rank import TrainCall
 from ftslurm.submit.render import sbatch_options
@@ -233,7 +234,7 @@ def _options(run: RunLayout, *, log: str) -> list[str]:
 
 
 def _spec(run: RunLayout) -> RunSpec:
-    return from_dict(read_json(run.run_json)["spec"])
+    return read_record(run).spec
 
 
 def _job(run: RunLayout, job_id: str) -> SlurmJob:

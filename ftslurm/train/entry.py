@@ -34,7 +34,8 @@ from ftslurm.errors import (
 )
 from ftslurm.run.attempts import FAILED, Outcome, write_outcome
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
-from ftslurm.train.run_record import RunRecord
+from ftslurm.run.record import RunRecord, read_record
+from ftslurm.run.spec_check import check
 
 if TYPE_CHECKING:
     from ftslurm.train.session import Session
@@ -84,7 +85,8 @@ def main() -> None:
     atexit.register(quick_end)
     session: Optional[Session] = None
     try:
-        record = RunRecord.read(env.layout)
+        record = read_record(env.layout)
+        check(record.spec)
         prepare_libraries(record)
         session = open_session(env, record)
         load_entry(record.spec.entry)(session)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ftslurm.errors import DataError
+from ftslurm.run.record import RunRecord
 from ftslurm.train.cursor import Cursor
 from ftslurm.train.loader import GlobalBatches
-from ftslurm.train.run_record import RunRecord
 from ftslurm.train.token_store import TokenStore
 
 

@@ -23,6 +23,7 @@ from ftslurm.errors import RANK_STOPPED, CheckpointError, UsageError
 from ftslurm.replay.determinism import parameter_digest, seed_all
 from ftslurm.run.attempts import FINISHED, STOPPED, Outcome, read_attempt
 from ftslurm.run.rank import RankEnvironment, StopFlag
+from ftslurm.run.record import RunRecord
 from ftslurm.train import parallel
 from ftslurm.train.checkpointer import Checkpointer, SaveFacts
 from ftslurm.train.cursor import Cursor
@@ -31,7 +32,6 @@ from ftslurm.train.ending import LAST_BARRIER_S, leave_together, settle
 from ftslurm.train.feed import open_feed
 from ftslurm.train.loader import GlobalBatches, MicroBatch
 from ftslurm.train.progress import Recorder
-from ftslurm.train.run_record import RunRecord
 from ftslurm.train.state import TrainState
 from ftslurm.train.stop import Agreement, Speaker, Word, save_is_due, start_maximum
 from ftslurm.train.token_store import TokenStore
@@ -300,7 +300,9 @@ class Session:
 
     def _left_s(self, asked_at: float) -> float:
         """Of the time that the site leaves after it asked; a second at least."""
-        return max(1.0, self._record.emergency_deadline_s - (self._clock() - asked_at))
+        deadline_s = self._record.emergency_deadline_s
+        assert deadline_s is not None, "frozen at submit"
+        return max(1.0, deadline_s - (self._clock() - asked_at))
 
     def _settle(self, outcome: Outcome, *, parameter_digest: str | None = None) -> None:
         self.has_ended = True

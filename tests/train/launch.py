@@ -28,7 +28,8 @@ from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.files import write_json
 from ftslurm.run.attempts import AdoptedStep, Attempt, claim
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, check, to_dict
+from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.run.spec_check import check
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -53,7 +53,7 @@ def open_session(layout: RunLayout, groups: Any) -> Open:
     """Call it for a Session at step 0 with a model, restored."""
     import torch
 
-    from ftslurm.train.run_record import RunRecord
+    from ftslurm.run.record import read_record
     from ftslurm.train.session import Session
 
     def make(
@@ -66,7 +66,7 @@ def open_session(layout: RunLayout, groups: Any) -> Open:
         attempt = launch.claim_attempt(layout)
         environ = launch.rank_environ(layout, attempt, 0, 1, 1)
         env = replace(RankEnvironment.read(environ), stop_at=stop_at)
-        record = RunRecord.read(layout)
+        record = read_record(layout)
         record.spec.steps = steps
         for name, value in checkpoint.items():
             setattr(record.spec.checkpoint, name, value)

@@ -1,0 +1,67 @@
+"""run.json as its readers get it: what was asked for and frozen at submit. Never writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ftslurm.errors import FormatError, RunError
+from ftslurm.files import read_json
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.spec import RunSpec, from_dict
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The part of run.json that others than people read."""
+
+    run_id: str
+    spec: RunSpec
+    scheduler: str
+    """slurm | local"""
+    site: Optional[dict[str, Any]]
+    """The site's settings as they were at submit, for `scheduler.protocol.Site.from_dict`."""
+    emergency_deadline_s: Optional[float]
+    """Seconds an emergency save may take, from the site's grace."""
+    data_path: Optional[str]
+    dataset_snapshot: Optional[str]
+    """Content digest of the token store when the run was submitted."""
+    tokenizer_digest: Optional[str]
+    config_digest: str
+    image_digest: Optional[str]
+    code_commit: str
+    code_digest: str
+    """Of RUN/code as it was copied."""
+
+
+def read_record(layout: RunLayout) -> RunRecord:
+    """FormatError for a record that is not whole, RunError where there is none."""
+    try:
+        record = read_json(layout.run_json)
+    except FileNotFoundError:
+        raise RunError(
+            f"`{layout.run_json}` is not there; name a run directory made by `ftslurm submit`"
+        ) from None
+    try:
+        return _make(record)
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"`{layout.run_json}` lacks a field ({error})") from None
+
+
+def _make(record: dict[str, Any]) -> RunRecord:
+    deadline_s = record.get("emergency_deadline_s")
+    code = record.get("code") or {}
+    return RunRecord(
+        run_id=record["run_id"],
+        spec=from_dict(record["spec"]),
+        scheduler=record["scheduler"],
+        site=record.get("site"),
+        emergency_deadline_s=None if deadline_s is None else float(deadline_s),
+        data_path=record.get("data_path"),
+        dataset_snapshot=record.get("dataset_snapshot"),
+        tokenizer_digest=record.get("tokenizer_digest"),
+        config_digest=record.get("config_digest") or "",
+        image_digest=record.get("image_digest"),
+        code_commit=code.get("commit") or "",
+        code_digest=code.get("digest") or "",
+    )
