@@ -2,10 +2,12 @@
 PY := .venv/bin/python
 NODES ?= 4
 ARGS ?=
+SLURM_VERSION ?=
 CLUSTER := python3 slurm/cluster/cluster.py
+VERSION_OPTION := $(if $(SLURM_VERSION),--slurm-version $(SLURM_VERSION))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages submit test test-rest test-cluster test-full lint cluster-up cluster-down cluster-status clean
+.PHONY: help setup packages submit test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +46,15 @@ test-cluster: setup packages ## the tests on a real Slurm cluster
 test-full: setup packages lint ## all of it and what takes long, one after the other
 	$(PY) -m pytest --durations=25
 
-cluster-up: ## start a real throwaway Slurm cluster here (root): make cluster-up NODES=4
-	$(CLUSTER) up --nodes $(NODES)
+# A cluster of its own, so that one that is up stays as it is.
+test-slurm: export FTSLURM_CLUSTER ?= /var/tmp/ftslurm-test$(SLURM_VERSION)
+test-slurm: setup packages ## all cluster tests on another Slurm: make test-slurm SLURM_VERSION=24.11
+	@trap '$(CLUSTER) down' EXIT INT TERM; \
+	$(CLUSTER) up --nodes 4 --expose . $(VERSION_OPTION) && \
+	$(CLUSTER) enter -- $(PY) -m pytest --durations=10 $(or $(ARGS),tests/cluster)
+
+cluster-up: ## start a real throwaway Slurm cluster here (root): make cluster-up NODES=4 SLURM_VERSION=24.11
+	$(CLUSTER) up --nodes $(NODES) $(VERSION_OPTION)
 
 cluster-down: ## stop it and leave nothing behind
 	$(CLUSTER) down

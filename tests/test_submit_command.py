@@ -200,7 +200,7 @@ def test_a_signal_that_nccl_takes_is_refused(folder, capsys, monkeypatch):
 
 def test_following_what_is_no_run_says_so(folder, capsys):
     assert cli(["submit", "--follow", "nothing"]) == 1
-    assert "is no run that was submitted" in capsys.readouterr().err
+    assert "name a run directory made by" in capsys.readouterr().err
 
 
 def test_a_local_run_is_submitted_requeued_and_followed_to_its_end(folder):

@@ -17,6 +17,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
+import fetch
+import image
 import lifecycle
 import live
 import nodes
@@ -37,6 +39,8 @@ examples:
   cluster.py set --send-user-signal on         preemption sends a job's own --signal first
   cluster.py cut n2; cluster.py join n2        pull the node's network cable; plug it in again
   cluster.py kill n2; cluster.py start n2      power off, memory lost; power on
+  cluster.py up --slurm-version 24.11          that version, from Debian's packages
+  cluster.py enter -- sinfo                    run a command where that version's commands are
   cluster.py status; cluster.py down
 
 what is there when it is up:
@@ -76,7 +80,12 @@ def _up(identity: Identity, arguments: argparse.Namespace) -> int:
         raise ClusterError(f"--expose: `{exposed}` is not a folder")
     preflight.check_root()
     with _locked(identity):
-        lifecycle.up(identity, _settings(identity, arguments), exposed=exposed)
+        lifecycle.up(
+            identity,
+            _settings(identity, arguments),
+            exposed=exposed,
+            slurm_version=arguments.slurm_version,
+        )
     print(f"export SLURM_CONF={identity.slurm_conf}")
     return 0
 
@@ -136,14 +145,10 @@ def _status_lines(shown: dict[str, Any]) -> Iterator[str]:
 
 
 def _set(identity: Identity, arguments: argparse.Namespace) -> int:
+    asked = {field.name: getattr(arguments, field.name, None) for field in fields(Settings)}
+    changes = {name: value for name, value in asked.items() if value is not None}
     with _opened(identity) as record:
-        live.change_settings(
-            identity,
-            record,
-            send_user_signal=arguments.send_user_signal,
-            grace_s=arguments.grace_s,
-            kill_wait_s=arguments.kill_wait_s,
-        )
+        live.change_settings(identity, record, changes)
         say(f"in effect: {record.settings}")
     return 0
 
@@ -163,6 +168,25 @@ def _node(identity: Identity, arguments: argparse.Namespace) -> int:
         else:
             nodes.start_node(identity, record, node)
     return 0
+
+
+def _enter(identity: Identity, arguments: argparse.Namespace) -> int:
+    """Become the command; returns only by an error."""
+    preflight.check_root()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise ClusterError("enter: which command? `cluster.py enter -- COMMAND [ARGUMENT ...]`")
+    record = live.open_cluster(identity)
+    argv = image.inside(record.image, command)
+    environment = {
+        **os.environ,
+        "SLURM_CONF": str(identity.slurm_conf),
+        "FTSLURM_CLUSTER": str(identity.folder),
+    }
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except FileNotFoundError as error:
+        raise ClusterError(f"enter: there is no command `{argv[0]}`") from error
 
 
 def _setup_packages(_identity: Identity, _arguments: argparse.Namespace) -> int:
@@ -220,6 +244,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     up.add_argument("--nodes", type=_node_count, help="number of nodes (default 4)")
     _add_settings(up)
     up.add_argument("--expose", type=Path, metavar="PATH", help="show PATH at FOLDER/src")
+    up.add_argument(
+        "--slurm-version",
+        metavar="VERSION",
+        help=f"default: the one installed here; else {' or '.join(fetch.SUITES)}, made once from "
+        f"Debian's packages in $FTSLURM_SLURM (default {image.DEFAULT_FOLDER})",
+    )
     up.set_defaults(verb_function=_up)
 
     down = verbs.add_parser("down", help="end it and remove every trace")
@@ -232,6 +262,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     change = verbs.add_parser("set", help="change settings of the running cluster")
     _add_settings(change)
     change.set_defaults(verb_function=_set)
+
+    enter = verbs.add_parser("enter", help="run a command with the cluster's Slurm on its PATH")
+    enter.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    enter.set_defaults(verb_function=_enter)
 
     for verb, text in (
         ("cut", "pull a node's network cable"),
@@ -263,6 +297,19 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kill-wait-s", type=_seconds, metavar="N", help="KillWait: TERM to KILL (default 5)"
+    )
+    for name, text in (
+        ("job-requeue", "JobRequeue: jobs that ask for nothing may be requeued (default on)"),
+        ("strip-requeue", "the site takes --requeue away from every new job (default off)"),
+        ("scontrol", "nodes have the command scontrol (default on)"),
+        ("expedited-requeue", "jobs may ask for --requeue=expedite (25.11 and later; default off)"),
+    ):
+        parser.add_argument(f"--{name}", type=_on_off, metavar="on|off", help=text)
+    parser.add_argument(
+        "--requeue-delay-s",
+        type=_seconds,
+        metavar="N",
+        help="requeue_delay: how long a requeued job waits (25.11 and later; default 120)",
     )
 
 

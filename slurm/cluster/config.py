@@ -11,11 +11,22 @@ from string import Template
 from errors import ClusterError
 from identity import CONTROLLER_HOST, Identity, node_names
 
+SCHEDULER_PARAMETERS = (
+    "batch_sched_delay=0",
+    "sched_min_interval=0",
+    "sched_interval=2",
+    "bf_interval=2",
+)
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 # SlurmctldParameters=preempt_send_user_signal until 22.05; the word moved to PreemptParameters in
 # 23.02. The wrong place is accepted and ignored, so the version decides.
 USER_SIGNAL_MOVED = (23, 2)
+
+# SlurmctldParameters=enable_expedited_requeue and SchedulerParameters=requeue_delay.
+EXPEDITED_REQUEUE_SINCE = (25, 11)
+REQUEUE_DELAY_S = 120
+"""What Slurm waits by itself: AuthInfo=cred_expire, which is left as it is."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,15 @@ class Settings:
     """Preemption sends the job's own `--signal` first, in place of TERM."""
     grace_s: int = 15
     kill_wait_s: int = 5
+    job_requeue: bool = True
+    """A job that says nothing may be queued again; off: only one that says --requeue."""
+    strip_requeue: bool = False
+    """The site takes --requeue away from every job that is submitted."""
+    scontrol: bool = True
+    """Nodes have the command; the login side always has it."""
+    expedited_requeue: bool = False
+    """Jobs may ask for --requeue=expedite."""
+    requeue_delay_s: int = REQUEUE_DELAY_S
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -37,11 +57,42 @@ def parse_version(text: str) -> tuple[int, int]:
     return int(match.group(1)), int(match.group(2))
 
 
-def user_signal_line(version: tuple[int, int]) -> str:
-    """The slurm.conf line that makes preemption send a job's own signal."""
+def format_version(version: tuple[int, int]) -> str:
+    """(22, 5) -> `22.05`."""
+    return ".".join(f"{part:02d}" for part in version)
+
+
+def check_settings(settings: Settings, version: tuple[int, int]) -> None:
+    """Raise where this version of Slurm would ignore what is asked for."""
+    default = settings.requeue_delay_s == REQUEUE_DELAY_S and not settings.expedited_requeue
+    if version < EXPEDITED_REQUEUE_SINCE and not default:
+        raise ClusterError(
+            f"Slurm {format_version(version)} has no expedited requeue and no requeue delay of "
+            f"its own, {format_version(EXPEDITED_REQUEUE_SINCE)} and later have; choose another "
+            "--slurm-version, or leave both settings out"
+        )
+
+
+def user_signal_parameter(version: tuple[int, int]) -> tuple[str, str]:
+    """Key and word in slurm.conf that make preemption send a job's own signal."""
     if version < USER_SIGNAL_MOVED:
-        return "SlurmctldParameters=preempt_send_user_signal"
-    return "PreemptParameters=send_user_signal"
+        return "SlurmctldParameters", "preempt_send_user_signal"
+    return "PreemptParameters", "send_user_signal"
+
+
+def parameters(settings: Settings, version: tuple[int, int]) -> dict[str, list[str]]:
+    """slurm.conf keys that hold a list of words, with those that the settings put there."""
+    words: dict[str, list[str]] = {"SchedulerParameters": list(SCHEDULER_PARAMETERS)}
+    if settings.send_user_signal:
+        key, word = user_signal_parameter(version)
+        words.setdefault(key, []).append(word)
+    if settings.expedited_requeue:
+        words.setdefault("SlurmctldParameters", []).append("enable_expedited_requeue")
+    if settings.requeue_delay_s != REQUEUE_DELAY_S:
+        words["SchedulerParameters"].append(f"requeue_delay={settings.requeue_delay_s}")
+    if settings.strip_requeue:
+        words["JobSubmitPlugins"] = ["lua"]
+    return words
 
 
 def render_slurm_conf(identity: Identity, settings: Settings, version: tuple[int, int]) -> str:
@@ -57,7 +108,10 @@ def render_slurm_conf(identity: Identity, settings: Settings, version: tuple[int
         nodes=settings.nodes,
         kill_wait_s=settings.kill_wait_s,
         grace_s=settings.grace_s,
-        user_signal_line=user_signal_line(version) if settings.send_user_signal else "",
+        job_requeue=int(settings.job_requeue),
+        parameters="\n".join(
+            f"{key}={','.join(words)}" for key, words in parameters(settings, version).items()
+        ),
         node_list=_node_list(settings.nodes),
         address_list=",".join(identity.node_address(n) for n in node_names(settings.nodes)),
     )
@@ -87,14 +141,21 @@ def render_database_sql(*, database_password: str) -> str:
     return _render("database.sql", database_password=database_password)
 
 
-def render_hosts(identity: Identity, settings: Settings) -> str:
+def render_hosts(identity: Identity, settings: Settings, *, login_host: str) -> str:
+    """slurmctld and the nodes reach a client of this machine by its name: the bridge is its too."""
     names = node_names(settings.nodes)
     return _render(
         "hosts",
         controller_host=CONTROLLER_HOST,
         controller_address=identity.controller_address,
+        login_host=login_host,
         node_hosts="\n".join(f"{identity.node_address(n)} {n}" for n in names),
     )
+
+
+def read_template(name: str) -> str:
+    """A file that is the same in every cluster."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _node_list(num_nodes: int) -> str:
@@ -102,4 +163,4 @@ def _node_list(num_nodes: int) -> str:
 
 
 def _render(name: str, **values: object) -> str:
-    return Template((TEMPLATES / name).read_text(encoding="utf-8")).substitute(values)
+    return Template(read_template(name)).substitute(values)

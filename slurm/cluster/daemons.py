@@ -9,7 +9,9 @@ from __future__ import annotations
 import secrets
 import subprocess
 
+import clients
 import config
+import image
 from errors import ClusterError
 from identity import CONTROLLER_HOST, Identity
 from processes import attempt, daemon_environment, identify_process, poll, run, tail
@@ -67,25 +69,25 @@ def start_mariadb(identity: Identity, record: Record, *, database_password: str)
 
 
 def start_slurmdbd(identity: Identity, record: Record) -> None:
-    probe = ["sacctmgr", "--noheader", "show", "cluster"]
-    _start(identity, record, "slurmdbd", _as_controller(identity, "slurmdbd"), probe=probe)
+    _start_slurm(identity, record, "slurmdbd", ["sacctmgr", "--noheader", "show", "cluster"])
 
 
 def start_slurmctld(identity: Identity, record: Record) -> None:
-    probe = ["scontrol", "ping"]
-    _start(identity, record, "slurmctld", _as_controller(identity, "slurmctld"), probe=probe)
+    _start_slurm(identity, record, "slurmctld", ["scontrol", "ping"])
 
 
-def reconfigure(identity: Identity) -> None:
-    run(["scontrol", "reconfigure"], env=daemon_environment(identity.slurm_conf))
+def reconfigure(record: Record) -> None:
+    clients.ask(record, "scontrol", "reconfigure")
 
 
-def _as_controller(identity: Identity, daemon: str) -> list[str]:
+def _start_slurm(identity: Identity, record: Record, daemon: str, probe: list[str]) -> None:
     """slurmctld and slurmdbd start only on a host with the name their configuration gives, and
     slurmctld resolves that name: an own UTS namespace and an own /etc/hosts."""
     script = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec "$3" -D'
     hosts = str(identity.config_folder / "hosts")
-    return ["unshare", "--uts", "--mount", "sh", "-c", script, "sh", CONTROLLER_HOST, hosts, daemon]
+    inside = ["sh", "-c", script, "sh", CONTROLLER_HOST, hosts, daemon]
+    argv = ["unshare", "--uts", "--mount", *image.lay_over(record.image, inside)]
+    _start(identity, record, daemon, argv, probe=image.inside(record.image, probe))
 
 
 def _start(

@@ -98,6 +98,10 @@ class Identity:
     def mysql_socket(self) -> Path:
         return self.folder / "run" / "mysql.socket"
 
+    @property
+    def without_scontrol(self) -> Path:
+        return self.folder / "without-scontrol"
+
     def node_folder(self, node: str) -> Path:
         return self.folder / "nodes" / node
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import stat
 import sys
 import time
@@ -20,6 +21,8 @@ from typing import Callable, NoReturn, Optional
 
 import config
 import daemons
+import fetch
+import image
 import mounts
 import network
 import nodes
@@ -39,8 +42,14 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _started_at:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def up(identity: Identity, settings: Settings, *, exposed: Optional[Path]) -> None:
-    """Bring the cluster up. An error leaves nothing behind."""
+def up(
+    identity: Identity,
+    settings: Settings,
+    *,
+    exposed: Optional[Path],
+    slurm_version: Optional[str] = None,
+) -> None:
+    """Bring the cluster up. An error leaves nothing behind but a complete image."""
     preflight.check_root()
     preflight.check_folder(identity.folder)
     preflight.check_programs()
@@ -48,13 +57,16 @@ def up(identity: Identity, settings: Settings, *, exposed: Optional[Path]) -> No
     record = read_record(identity.folder)
     if record is not None:
         if is_alive(record):
-            _accept_running(record, settings, exposed)
+            _accept_running(record, settings, exposed, slurm_version)
             return
         say("an earlier cluster in this folder is half dead: taking it down first")
         down(identity)
     preflight.check_place(identity)
-    version = config.parse_version(run(["slurmctld", "-V"]))
-    record = Record(identity.folder, read_boot_id(), version, settings, exposed)
+    chosen = _choose_image(slurm_version)
+    said = run(image.inside(chosen, ["slurmctld", "-V"]))
+    version = config.parse_version(said)
+    config.check_settings(settings, version)
+    record = Record(identity.folder, read_boot_id(), version, settings, chosen, exposed)
     with _ended_by_signals():
         try:
             _start(identity, record)
@@ -102,7 +114,36 @@ def write_slurm_conf(identity: Identity, record: Record) -> None:
     temporary.replace(identity.slurm_conf)
 
 
-def _accept_running(record: Record, settings: Settings, exposed: Optional[Path]) -> None:
+def _choose_image(slurm_version: Optional[str]) -> Optional[Path]:
+    """The Slurm to run: what is at hand unless another version is asked for."""
+    at_hand = image.current()
+    if at_hand is not None:
+        if slurm_version not in (None, at_hand):
+            raise ClusterError(
+                f"this runs inside Slurm {at_hand} already; leave it to start {slurm_version}"
+            )
+        return image.folder_of(at_hand)
+    if slurm_version is None:
+        return None
+    installed = config.format_version(config.parse_version(run(["slurmctld", "-V"])))
+    if slurm_version == installed:
+        return None
+    image.check_place()
+    say(f"Slurm {slurm_version} is taken from `{image.folder_of(slurm_version)}`, or put there")
+    return fetch.fetch(slurm_version)
+
+
+def _accept_running(
+    record: Record,
+    settings: Settings,
+    exposed: Optional[Path],
+    slurm_version: Optional[str],
+) -> None:
+    running = config.format_version(record.version)
+    if slurm_version not in (None, running):
+        raise ClusterError(
+            f"a cluster with Slurm {running} is already up in `{record.folder}`; `down` it first"
+        )
     if settings.nodes != record.settings.nodes or exposed not in (None, record.exposed):
         raise ClusterError(
             f"a cluster with {record.settings.nodes} nodes that exposes "
@@ -133,7 +174,7 @@ def _start(identity: Identity, record: Record) -> None:
     daemons.start_mariadb(identity, record, database_password=password)
     say("starting slurmdbd")
     daemons.start_slurmdbd(identity, record)
-    users.register_cluster(identity)
+    users.register_cluster(identity, record)
     say("starting slurmctld")
     daemons.start_slurmctld(identity, record)
     names = node_names(record.settings.nodes)
@@ -141,8 +182,8 @@ def _start(identity: Identity, record: Record) -> None:
     for node in names:
         nodes.make_node_folder(identity, node)
         nodes.start_node(identity, record, node)
-    users.register_users(identity)
-    nodes.wait_until_idle(identity, names)
+    users.register_users(identity, record)
+    nodes.wait_until_idle(identity, record, names)
     record.complete = True
     record.save()
 
@@ -167,6 +208,7 @@ def _make_folder(identity: Identity, record: Record) -> None:
     for i in range(NUM_GPUS):
         # The same device as /dev/null: slurmd wants a device, nobody drives it.
         os.mknod(identity.folder / "dev" / f"gpu{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    nodes.make_without_scontrol(identity)
 
 
 def _write_configuration(identity: Identity, record: Record, *, database_password: str) -> None:
@@ -174,7 +216,8 @@ def _write_configuration(identity: Identity, record: Record, *, database_passwor
     texts = {
         "gres.conf": config.render_gres_conf(identity, record.settings),
         "mariadb.cnf": config.render_mariadb_cnf(identity),
-        "hosts": config.render_hosts(identity, record.settings),
+        "hosts": config.render_hosts(identity, record.settings, login_host=socket.gethostname()),
+        "job_submit.lua": config.read_template("job_submit.lua"),
     }
     for name, text in texts.items():
         (identity.config_folder / name).write_text(text, encoding="utf-8")

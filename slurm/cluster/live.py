@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, replace
 from typing import Any, Optional
 
+import clients
 import config
 import daemons
 import lifecycle
@@ -14,7 +15,7 @@ import nodes
 import users
 from errors import ClusterError
 from identity import Identity, node_names
-from processes import attempt, daemon_environment, is_running, poll, run
+from processes import is_running, poll
 from record import Record, read_record
 
 EFFECT_TIMEOUT_S = 20
@@ -28,49 +29,54 @@ def open_cluster(identity: Identity) -> Record:
     return record
 
 
-def change_settings(
-    identity: Identity,
-    record: Record,
-    *,
-    send_user_signal: Optional[bool],
-    grace_s: Optional[int],
-    kill_wait_s: Optional[int],
-) -> None:
-    """Change slurm.conf under the running daemons; returns when slurmctld says it is so."""
-    asked: dict[str, Any] = {
-        "send_user_signal": send_user_signal,
-        "grace_s": grace_s,
-        "kill_wait_s": kill_wait_s,
-    }
-    changes = {name: value for name, value in asked.items() if value is not None}
-    record.settings = replace(record.settings, **changes)
+def change_settings(identity: Identity, record: Record, changes: dict[str, Any]) -> None:
+    """Change slurm.conf under the running daemons and scontrol on the nodes that are on; returns
+    when slurmctld says it is so."""
+    settings = replace(record.settings, **changes)
+    config.check_settings(settings, record.version)
+    if settings.scontrol != record.settings.scontrol:
+        for node in filter(lambda node: nodes.is_on(record, node), record.nodes):
+            nodes.set_scontrol(identity, record, node, present=settings.scontrol)
+    record.settings = settings
     record.save()
     lifecycle.write_slurm_conf(identity, record)
-    daemons.reconfigure(identity)
-    if not poll(
-        lambda: read_effective(identity, record) == asdict(record.settings),
-        timeout_s=EFFECT_TIMEOUT_S,
-        interval_s=0.2,
-    ):
+    daemons.reconfigure(record)
+    expected = asdict(settings)
+    seen: dict[str, Any] = {}
+
+    def in_effect() -> bool:
+        seen.update(read_effective(record))
+        return seen == expected
+
+    if not poll(in_effect, timeout_s=EFFECT_TIMEOUT_S, interval_s=0.2):
         raise ClusterError(
-            f"slurmctld has {read_effective(identity, record)} after `scontrol reconfigure`, "
-            f"expected {asdict(record.settings)}; see `{identity.log('slurmctld.log')}`"
+            f"slurmctld has {seen} after `scontrol reconfigure`, expected {expected}; see "
+            f"`{identity.log('slurmctld.log')}`"
         )
 
 
-def read_effective(identity: Identity, record: Record) -> dict[str, Any]:
-    """The settings as the running slurmctld has them."""
-    environment = daemon_environment(identity.slurm_conf)
-    shown = run(["scontrol", "show", "config"], env=environment)
-    low = run(["scontrol", "show", "partition", "low"], env=environment)
-    name, _, word = config.user_signal_line(record.version).partition("=")
-    parameters = _field(shown, rf"^{name}\s*=\s*(.*)$")
+def read_effective(record: Record) -> dict[str, Any]:
+    """The settings as the running slurmctld has them; scontrol, which it does not know of, as
+    recorded."""
+    shown = clients.ask(record, "scontrol", "show", "config")
+    low = clients.ask(record, "scontrol", "show", "partition", "low")
+    key, word = config.user_signal_parameter(record.version)
+    delay = re.search(r"^SchedulerParameters\b.*\brequeue_delay=(\d+)", shown, re.MULTILINE)
     return {
         "nodes": int(_field(low, r"TotalNodes=(\d+)")),
-        "send_user_signal": word in parameters.split(","),
+        "send_user_signal": word in _words(shown, key),
         "grace_s": int(_field(low, r"GraceTime=(\d+)")),
         "kill_wait_s": int(_field(shown, r"^KillWait\s*=\s*(\d+) sec")),
+        "job_requeue": _field(shown, r"^JobRequeue\s*=\s*(\d)") == "1",
+        "strip_requeue": "lua" in _words(shown, "JobSubmitPlugins"),
+        "scontrol": record.settings.scontrol,
+        "expedited_requeue": "enable_expedited_requeue" in _words(shown, "SlurmctldParameters"),
+        "requeue_delay_s": int(delay[1]) if delay else config.REQUEUE_DELAY_S,
     }
+
+
+def _words(shown: str, key: str) -> list[str]:
+    return _field(shown, rf"^{key}\s*=(.*)$").split(",")
 
 
 def _field(text: str, pattern: str) -> str:
@@ -113,8 +119,9 @@ def describe(identity: Identity, record: Optional[Record]) -> dict[str, Any]:
     }
     if record is None:
         return shown
-    states = nodes.read_states(identity) if is_up else {}
-    shown["version"] = ".".join(f"{part:02d}" for part in record.version)
+    states = nodes.read_states(record) if record and is_up else {}
+    shown["version"] = config.format_version(record.version)
+    shown["image"] = str(record.image) if record.image else None
     shown["settings"] = asdict(record.settings)
     shown["exposed"] = str(record.exposed) if record.exposed else None
     shown["source_folder"] = str(identity.source_folder) if record.exposed else None
@@ -124,7 +131,7 @@ def describe(identity: Identity, record: Optional[Record]) -> dict[str, Any]:
         _describe_node(identity, record, node, states.get(node, "unknown"))
         for node in node_names(record.settings.nodes)
     ]
-    shown["partitions"] = _describe_partitions(identity) if is_up else []
+    shown["partitions"] = _describe_partitions(record) if is_up else []
     shown["users"] = [
         {"name": name, "home": str(users.home(identity, name))} for name in identity.user_names
     ]
@@ -152,11 +159,8 @@ def _describe_node(identity: Identity, record: Record, node: str, state: str) ->
     }
 
 
-def _describe_partitions(identity: Identity) -> list[dict[str, Any]]:
-    shown = attempt(
-        ["scontrol", "--oneliner", "show", "partition"],
-        env=daemon_environment(identity.slurm_conf),
-    )
+def _describe_partitions(record: Record) -> list[dict[str, Any]]:
+    shown = clients.try_to_ask(record, "scontrol", "--oneliner", "show", "partition")
     wanted = {
         "name": "PartitionName",
         "priority_tier": "PriorityTier",

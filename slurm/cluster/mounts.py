@@ -17,13 +17,13 @@ def expose(source: Path, target: Path) -> None:
 
 
 def unmount_below(folder: Path) -> None:
-    for place in reversed(_mounted_below(folder)):
+    for place in reversed(mounted_below(folder)):
         run(["umount", str(place)])
 
 
 def remove_folder(folder: Path) -> None:
     """Delete the folder, but never through a mount into somebody else's files."""
-    mounted = _mounted_below(folder)
+    mounted = mounted_below(folder)
     if mounted:
         raise ClusterError(f"`{folder}` is kept: something is mounted at `{mounted[0]}`")
     try:
@@ -32,7 +32,7 @@ def remove_folder(folder: Path) -> None:
         raise ClusterError(f"cannot remove `{folder}`: {error}; try `down` again") from error
 
 
-def _mounted_below(folder: Path) -> list[Path]:
+def mounted_below(folder: Path) -> list[Path]:
     """Mount points in this mount namespace at or below a folder, in mounting order."""
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     # Field 5 is the mount point, with spaces and backslashes as octal escapes.

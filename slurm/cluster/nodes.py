@@ -6,21 +6,25 @@ its mounts and its network end with it. What it wrote to its own disk folder sta
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import clients
+import image
 import network
 from errors import ClusterError
 from identity import Identity
 from processes import (
-    attempt,
     daemon_environment,
     end_processes,
     find_child,
     identify_process,
     is_running,
     poll,
+    run,
     tail,
 )
 from record import Record
@@ -47,7 +51,7 @@ def start_node(identity: Identity, record: Record, node: str) -> None:
     inside = [sys.executable, "-S", str(INIT), node, address, str(identity.folder)]
     with identity.log(f"{node}.log").open("ab") as log:
         process = subprocess.Popen(
-            ["unshare", *NAMESPACES, "--mount-proc", *inside],
+            ["unshare", *NAMESPACES, "--mount-proc", *image.lay_over(record.image, inside)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -66,6 +70,8 @@ def start_node(identity: Identity, record: Record, node: str) -> None:
         raise ClusterError(f"node `{node}` ended at once; {tail(identity.log(f'{node}.log'))}")
     record.nodes[node].append(identify_process(first))
     record.save()
+    if not record.settings.scontrol:
+        set_scontrol(identity, record, node, present=False)
     network.plug_in(identity, node, pid=first)
     with process.stdin as pipe:
         pipe.write("go\n")
@@ -88,22 +94,36 @@ def first_process(record: Record, node: str) -> int:
     return record.nodes[node][-1].pid
 
 
-def read_states(identity: Identity) -> dict[str, str]:
+def make_without_scontrol(identity: Identity) -> None:
+    """The folder that, laid over /usr/bin, takes scontrol away: device 0/0 there means `deleted`
+    (overlayfs.rst, whiteouts). A file bound over it would be a command that fails instead."""
+    identity.without_scontrol.mkdir(mode=0o755)
+    os.mknod(identity.without_scontrol / "scontrol", stat.S_IFCHR, os.makedev(0, 0))
+
+
+def set_scontrol(identity: Identity, record: Record, node: str, *, present: bool) -> None:
+    """Take scontrol away from a node that is on, or give it back; jobs there run on."""
+    layers = f"ro,lowerdir={identity.without_scontrol}:/usr/bin"
+    without = ["mount", "-t", "overlay", "-o", layers, "overlay", "/usr/bin"]
+    # With its PID namespace: umount reads /proc/self, and /proc there is the node's.
+    enter = ["nsenter", f"--target={first_process(record, node)}", "--mount", "--pid"]
+    run([*enter, *(["umount", "--lazy", "/usr/bin"] if present else without)])
+
+
+def read_states(record: Record) -> dict[str, str]:
     """What slurmctld thinks of each node, as `sinfo` words (`idle`, `down*`, `mixed`)."""
-    shown = attempt(
-        ["sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T"],
-        env=daemon_environment(identity.slurm_conf),
-    )
+    form = ["--noheader", "--Node", "--partition=low", "--format=%N %T"]
+    shown = clients.try_to_ask(record, "sinfo", *form)
     if shown.returncode != 0:
         return {}
     return dict(line.split() for line in shown.stdout.splitlines())
 
 
-def wait_until_idle(identity: Identity, nodes: list[str]) -> None:
+def wait_until_idle(identity: Identity, record: Record, nodes: list[str]) -> None:
     missing = list(nodes)
 
     def registered() -> bool:
-        states = read_states(identity)
+        states = read_states(record)
         missing[:] = [node for node in nodes if states.get(node) != "idle"]
         return not missing
 

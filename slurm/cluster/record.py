@@ -37,6 +37,8 @@ class Record:
     """Pids of an earlier boot mean nothing."""
     version: tuple[int, int]
     settings: Settings
+    image: Optional[Path] = None
+    """The Slurm it runs, see image.py; None: the one installed here."""
     exposed: Optional[Path] = None
     complete: bool = False
     """`up` came to its end."""
@@ -52,6 +54,7 @@ class Record:
             "boot_id": self.boot_id,
             "version": list(self.version),
             "settings": asdict(self.settings),
+            "image": str(self.image) if self.image else None,
             "exposed": str(self.exposed) if self.exposed else None,
             "complete": self.complete,
             "daemons": {name: asdict(process) for name, process in self.daemons.items()},
@@ -86,6 +89,7 @@ def read_record(folder: Path) -> Optional[Record]:
         boot_id=values["boot_id"],
         version=(values["version"][0], values["version"][1]),
         settings=Settings(**values["settings"]),
+        image=Path(values["image"]) if values.get("image") else None,
         exposed=Path(values["exposed"]) if values["exposed"] else None,
         complete=values["complete"],
         daemons={name: ProcessRecord(**p) for name, p in values["daemons"].items()},

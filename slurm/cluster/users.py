@@ -10,15 +10,11 @@ import pwd
 from pathlib import Path
 from typing import Optional
 
+import clients
 from errors import ClusterError
 from identity import Identity
-from processes import (
-    daemon_environment,
-    end_processes,
-    identify_process,
-    run,
-)
-from record import ProcessRecord
+from processes import end_processes, identify_process, run
+from record import ProcessRecord, Record
 
 ACCOUNT = "ftslurm"
 
@@ -53,16 +49,15 @@ def create_users(identity: Identity) -> None:
         )
 
 
-def register_cluster(identity: Identity) -> None:
+def register_cluster(identity: Identity, record: Record) -> None:
     """Tell accounting about the cluster, before slurmctld asks for it."""
-    _sacctmgr(identity, "add", "cluster", identity.cluster_name)
+    _add(record, "cluster", identity.cluster_name)
 
 
-def register_users(identity: Identity) -> None:
+def register_users(identity: Identity, record: Record) -> None:
     cluster = f"cluster={identity.cluster_name}"
-    _sacctmgr(identity, "add", "account", ACCOUNT, cluster)
-    names = ",".join(identity.user_names)
-    _sacctmgr(identity, "add", "user", names, f"account={ACCOUNT}", cluster)
+    _add(record, "account", ACCOUNT, cluster)
+    _add(record, "user", ",".join(identity.user_names), f"account={ACCOUNT}", cluster)
 
 
 def remove_users(identity: Identity) -> None:
@@ -95,5 +90,5 @@ def _find(name: str) -> Optional[pwd.struct_passwd]:
         return None
 
 
-def _sacctmgr(identity: Identity, *arguments: str) -> None:
-    run(["sacctmgr", "--immediate", *arguments], env=daemon_environment(identity.slurm_conf))
+def _add(record: Record, *arguments: str) -> None:
+    clients.ask(record, "sacctmgr", "--immediate", "add", *arguments)

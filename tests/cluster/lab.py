@@ -22,7 +22,16 @@ T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "slurm" / "cluster" / "cluster.py"
 NUM_NODES = 4
-DEFAULT_SETTINGS = {"send_user_signal": False, "grace_s": 15, "kill_wait_s": 5}
+DEFAULT_SETTINGS = {
+    "send_user_signal": False,
+    "grace_s": 15,
+    "kill_wait_s": 5,
+    "job_requeue": True,
+    "strip_requeue": False,
+    "scontrol": True,
+    "expedited_requeue": False,
+    "requeue_delay_s": 120,
+}
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 SACCT_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "NNodes", "NodeList")
@@ -57,6 +66,8 @@ class Lab:
     python: Path
     """The tests' interpreter with its packages, runnable by users and on nodes."""
     settings: dict[str, Any]
+    version: tuple[int, int]
+    """Of Slurm: (22, 5), (24, 11), (26, 5)."""
 
     @property
     def user(self) -> str:
@@ -244,7 +255,7 @@ class Lab:
         self.change_settings(send_user_signal=on)
 
     def change_settings(self, **settings: Any) -> None:
-        """Change the running cluster's `send_user_signal`, `grace_s` or `kill_wait_s`."""
+        """Change settings of the running cluster, named as in DEFAULT_SETTINGS."""
         argv = []
         for name, value in settings.items():
             word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
@@ -325,10 +336,16 @@ def open_lab() -> Lab:
         checkout=checkout,
         python=checkout / ".venv" / "bin" / "python",
         settings={name: shown["settings"][name] for name in DEFAULT_SETTINGS},
+        version=_parse_version(shown["version"]),
     )
     lab.python = _find_python(lab)
     lab.reset()
     return lab
+
+
+def _parse_version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 def _find_python(lab: Lab) -> Path:
