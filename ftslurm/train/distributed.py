@@ -7,8 +7,11 @@ rendezvous. Three groups: `main` for the model, `control` for the agreement at s
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +34,8 @@ COLLECTIVE_TIMEOUT_S = 1800
 """torch's own default for gloo; a dead peer shows itself at once by its closed connection."""
 BIND_PATIENCE_S = 20
 """How long rank 0 waits for its port: the attempt before may still be leaving it."""
+_BACKLOG = 4096
+"""Ranks that may knock at once; the kernel takes net.core.somaxconn at most."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +56,24 @@ class Groups:
     """Where this rank runs, for messages."""
 
 
-def choose_backend(asked: str, *, gpus_per_node: int, has_cuda: bool) -> str:
+def choose_backend(asked: str, *, num_gpus: int, has_cuda: bool) -> str:
     """nccl or gloo; a GPU that was asked for and cannot be used is an error, not a slow run."""
     if asked == "gloo":
         return "gloo"
-    if (asked == "nccl" or gpus_per_node > 0) and not has_cuda:
+    if (asked == "nccl" or num_gpus > 0) and not has_cuda:
         raise SpecError(
-            f"parallel.backend `{asked}` with cluster.gpus_per_node {gpus_per_node} needs a GPU "
-            "that torch can use, and there is none on this node; check the driver and the torch "
-            "build, or set parallel.backend=gloo"
+            f"parallel.backend `{asked}` and {num_gpus} GPUs asked for need a GPU that torch can "
+            "use, and there is none on this node; check the driver and the torch build, or set "
+            "parallel.backend=gloo"
         )
-    return "nccl" if asked == "nccl" or gpus_per_node > 0 else "gloo"
+    return "nccl" if asked == "nccl" or num_gpus > 0 else "gloo"
 
 
 def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
     """Meet the other ranks. Collective; raises RunError when they cannot be met."""
     backend = choose_backend(
         spec.parallel.backend,
-        gpus_per_node=spec.cluster.gpus_per_node,
+        num_gpus=spec.cluster.gpus_per_node + spec.cluster.gpus_per_task,
         has_cuda=torch.cuda.is_available(),
     )
     device = _take_device(env, backend)
@@ -113,18 +118,19 @@ def _take_device(env: RankEnvironment, backend: str) -> torch.device:
 def _open_store(env: RankEnvironment) -> Store:
     """The key-value store on rank 0 through which the groups find each other."""
 
-    def connect() -> Store:
+    try:
+        listener = None
+        if env.rank == 0:
+            listener = retry_bind(lambda: listen(env.master_addr, env.master_port)).detach()
         return TCPStore(
             env.master_addr,
             env.master_port,
             env.world_size,
             is_master=env.rank == 0,
             timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
+            master_listen_fd=listener,
         )
-
-    try:
-        return retry_bind(connect) if env.rank == 0 else connect()
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
         raise RunError(
             f"rank {env.rank} cannot meet the others at {env.master_addr}:{env.master_port} "
             f"({_first_line(error)}); the port may be taken or a firewall closed: the next attempt "
@@ -132,20 +138,36 @@ def _open_store(env: RankEnvironment) -> Store:
         ) from error
 
 
+def listen(address: str, port: int) -> socket.socket:
+    """Rank 0's listening socket. On that address alone when it is a number (cluster.interface):
+    the store asks nobody who they are. A host's own name may resolve to 127.0.1.1 on that host, so
+    with a name it listens on all."""
+    try:
+        host = str(ipaddress.ip_address(address))
+    except ValueError:
+        both = socket.has_dualstack_ipv6()
+        any_family = socket.AF_INET6 if both else socket.AF_INET
+        return socket.create_server(
+            ("", port), family=any_family, dualstack_ipv6=both, backlog=_BACKLOG
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
 def retry_bind(
-    connect: Callable[[], Store],
+    bind: Callable[[], socket.socket],
     *,
     patience_s: float = BIND_PATIENCE_S,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Store:
-    """Call `connect` until the port is free or patience ends; then its last error."""
+) -> socket.socket:
+    """Call `bind` until the port is free or patience ends; then its last error."""
     deadline = now() + patience_s
     while True:
         try:
-            return connect()
-        except dist.DistNetworkError as error:
-            if "EADDRINUSE" not in str(error) or now() >= deadline:
+            return bind()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or now() >= deadline:
                 raise
             log.info("the rendezvous port is still in use, trying again")
             sleep(0.5)

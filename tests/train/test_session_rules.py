@@ -58,7 +58,7 @@ def test_the_clock_of_rank_0_makes_all_ranks_save() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "interval_steps", "asked_by_clock", "saved_step", "due"),
+    ("step", "interval_steps", "asked", "saved_step", "due"),
     [
         (10, 5, False, None, True),
         (11, 5, False, None, False),
@@ -70,12 +70,12 @@ def test_the_clock_of_rank_0_makes_all_ranks_save() -> None:
     ],
 )
 def test_a_save_is_due_by_steps_or_by_the_clock_but_not_by_a_word_said_before_the_last(
-    step: int, interval_steps: int, asked_by_clock: bool, saved_step: int | None, due: bool
+    step: int, interval_steps: int, asked: bool, saved_step: int | None, due: bool
 ) -> None:
     from ftslurm.train.stop import save_is_due
 
     answer = save_is_due(
-        step, interval_steps=interval_steps, asked_by_clock=asked_by_clock, saved_step=saved_step
+        step, interval_steps=interval_steps, asked=asked, saved_step=saved_step
     )
     assert answer is due
 
@@ -175,32 +175,40 @@ def test_an_entry_that_is_not_there_is_a_configuration_error(dotted: str) -> Non
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error() -> None:
     from ftslurm.train.distributed import choose_backend
 
-    assert choose_backend("auto", gpus_per_node=0, has_cuda=True) == "gloo"
-    assert choose_backend("auto", gpus_per_node=4, has_cuda=True) == "nccl"
-    assert choose_backend("gloo", gpus_per_node=4, has_cuda=False) == "gloo"
+    assert choose_backend("auto", num_gpus=0, has_cuda=True) == "gloo"
+    assert choose_backend("auto", num_gpus=4, has_cuda=True) == "nccl"
+    assert choose_backend("gloo", num_gpus=4, has_cuda=False) == "gloo"
     for asked, gpus in (("auto", 4), ("nccl", 0)):
-        with pytest.raises(SpecError, match="needs a GPU"):
-            choose_backend(asked, gpus_per_node=gpus, has_cuda=False)
+        with pytest.raises(SpecError, match="need a GPU"):
+            choose_backend(asked, num_gpus=gpus, has_cuda=False)
 
 
 def test_rank_0_waits_for_a_port_that_is_still_in_use_and_then_says_so() -> None:
-    import torch.distributed as dist
+    from ftslurm.train.distributed import listen, retry_bind
 
-    from ftslurm.train.distributed import retry_bind
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         slept: list[float] = []
 
-        def connect() -> dist.Store:
-            return dist.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False)
+        def bind() -> socket.socket:
+            return listen("127.0.0.1", port)
 
-        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
-            retry_bind(connect, patience_s=1.0, now=lambda: 0.4 * len(slept), sleep=slept.append)
+        with pytest.raises(OSError, match="in use"):
+            retry_bind(bind, patience_s=1.0, now=lambda: 0.4 * len(slept), sleep=slept.append)
         assert len(slept) == 3
-    assert retry_bind(connect, patience_s=1.0) is not None
+    retry_bind(bind, patience_s=1.0).close()
+
+
+def test_rank_0_listens_on_the_address_it_was_given_and_on_all_for_a_name() -> None:
+    from ftslurm.train.distributed import listen
+
+    with listen("127.0.0.1", 0) as one, listen("localhost", 0) as every:
+        assert one.getsockname()[0] == "127.0.0.1"
+        assert every.getsockname()[0] in ("::", "0.0.0.0")
+        port = every.getsockname()[1]
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", one.getsockname()[1]), timeout=5)
 
 
 def test_the_interface_that_leads_to_this_host_is_the_loopback() -> None:
