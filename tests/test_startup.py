@@ -9,7 +9,7 @@ import pytest
 from ftslurm.cli import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
-COLD = [verb for verb in VERBS if verb not in ("submit", "data")]
+COLD = [verb for verb in VERBS if verb not in ("submit", "run", "data")]
 FOREIGN = (
     "torch", "numpy", "h5py", "hydra", "omegaconf", "submitit", "jinja2", "xxhash", "yaml",
     "asyncio", "importlib.metadata",
@@ -31,6 +31,12 @@ def test_a_cold_verb_loads_the_standard_library_only(verb: str) -> None:
     module = VERBS[verb][0].partition(":")[0]
     found = loaded_by(f"import ftslurm.cli, {module}").intersection(FOREIGN)
     assert not found
+
+
+def test_status_loads_nothing_slow_that_it_does_not_use() -> None:
+    # hashlib loads OpenSSL, uuid asks what platform this is, tempfile brings random along.
+    slow = {"hashlib", "uuid", "tempfile", "subprocess", "socket", "ctypes", "logging"}
+    assert not loaded_by("import ftslurm.run.status").intersection(slow)
 
 
 def test_help_loads_no_room() -> None:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
+import sys
 from typing import Any, Protocol, Union
 
-from ftslurm.errors import FormatError
+from ftslurm.errors import FormatError, UsageError
 
 ALGORITHMS = {"xxh3_128": 32, "sha256": 64}
 """Name -> length of the digest in hex digits."""
@@ -27,10 +27,17 @@ class Hasher(Protocol):
 def new(algorithm: str) -> Hasher:
     """A fresh hasher."""
     if algorithm == "sha256":
+        import hashlib  # here, as OpenSSL is a tenth of the start-up time of `ftslurm status`
+
         return hashlib.sha256()
     if algorithm == "xxh3_128":
-        import xxhash
-
+        try:
+            import xxhash
+        except ImportError:
+            raise UsageError(
+                f"the digests are xxh3_128, and the Python that runs this, `{sys.executable}`, has "
+                "no xxhash; use the one that ftslurm was installed with, or install xxhash there"
+            ) from None
         hasher: Hasher = xxhash.xxh3_128()
         return hasher
     raise FormatError(f"digest algorithm is `{algorithm}`; choose {' or '.join(ALGORITHMS)}")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from ftslurm import faults
+from ftslurm import faults, files
 from ftslurm.checkpoint.fence import read_fence, refuse_superseded, stray
 from ftslurm.checkpoint.quarantine import quarantine
 from ftslurm.checkpoint.record_json import encode_commit, encode_manifest, manifest_digest
@@ -28,19 +27,10 @@ from ftslurm.checkpoint.records import (
 )
 from ftslurm.checkpoint.removal import remove_folder
 from ftslurm.checkpoint.rename import rename_new
-from ftslurm.checkpoint.verification import Expectation, loadability_problems, read_commit
-from ftslurm.errors import CheckpointError, FormatError
-from ftslurm.files import claim_folder, write_atomic, write_json
-from ftslurm.run.layout import RunLayout, parse_step_name, step_name, temporary_name
-
-
-@dataclass(frozen=True)
-class PublishedStep:
-    """A step folder with a readable COMMITTED; what else is in it has not been looked at."""
-
-    step: int
-    path: Path
-    committed_digest: str
+from ftslurm.checkpoint.verification import Expectation, loadability_problems
+from ftslurm.errors import CheckpointError
+from ftslurm.files import claim_folder, is_listed, write_atomic, write_json
+from ftslurm.run.layout import RunLayout, step_name, temporary_name
 
 
 def create_temporary(layout: RunLayout, step: int, attempt: int) -> Path:
@@ -50,9 +40,9 @@ def create_temporary(layout: RunLayout, step: int, attempt: int) -> Path:
         # Not the run folder itself: where it is missing, a file system is not mounted.
         claim_folder(layout.checkpoints)
         claim_folder(layout.steps)
-        if path.exists():
+        if not claim_folder(path):
             remove_folder(path)
-        path.mkdir()
+            claim_folder(path)
     return path
 
 
@@ -94,7 +84,7 @@ def publish(layout: RunLayout, temporary: Path, manifest: Manifest) -> Path:
 
 def _make_way(layout: RunLayout, target: Path, manifest: Manifest) -> None:
     """Put aside what an attempt thought dead has published there since this one was claimed."""
-    if os.path.lexists(target):
+    if is_listed(target):
         fence = read_fence(layout, manifest.attempt)
         late = stray(target, fence, expect=Expectation(run_id=manifest.run_id))
         if late is not None:
@@ -113,7 +103,8 @@ def _warn_of_latest(layout: RunLayout, manifest: Manifest, error: OSError) -> No
 
 
 def write_latest(layout: RunLayout, manifest: Manifest, identity: str) -> None:
-    """A hint for people and their scripts; nothing of ours reads it."""
+    """A hint for people and their scripts; a claim waits for what it names, and trusts it no more
+    than that."""
     write_json(
         layout.latest_json,
         {
@@ -125,42 +116,12 @@ def write_latest(layout: RunLayout, manifest: Manifest, identity: str) -> None:
     )
 
 
-def published_steps(layout: RunLayout) -> list[PublishedStep]:
-    """Newest first. Cheap: names and COMMITTED; folders with a bad COMMITTED are left out.
-
-    OSError when the newest cannot be read just now: an older one must not be taken for it.
-    """
-    steps: list[PublishedStep] = []
-    for path in step_folders(layout):
-        try:
-            commit = read_commit(path)
-        except (CheckpointError, FormatError) as error:
-            if isinstance(error.__cause__, OSError) and not steps:
-                raise error.__cause__ from None
-            continue  # not committed, hence no step; `choose` and `verify` report it
-        steps.append(PublishedStep(_named_step(path), path, commit.digest))
-    return steps
-
-
-def step_folders(layout: RunLayout) -> list[Path]:
-    """All that bears the name of a published step, newest first, whatever is in it."""
-    try:
-        # Not is_dir(): from Python 3.14 on that is False also where the file system is away.
-        found = list(layout.steps.iterdir())
-    except FileNotFoundError:
-        return []
-    named = [path for path in found if parse_step_name(path.name) is not None]
-    return sorted(named, key=_named_step, reverse=True)
-
-
-def _named_step(path: Path) -> int:
-    step = parse_step_name(path.name)
-    assert step is not None, path
-    return step
-
-
 def _refuse_unloadable(temporary: Path, identity: str) -> None:
-    problems = loadability_problems(temporary, identity)
+    deadline, pause_s = time.monotonic() + files.VIEW_LAG_S, 0.05
+    # The ranks have written all of it, and said so: what is missing or short is not in sight yet.
+    while (problems := loadability_problems(temporary, identity)) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 5.0)
     if problems:
         raise CheckpointError(
             f"`{temporary}` could not be loaded again and is not committed: "

@@ -6,12 +6,11 @@ newer schema_version is refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, Optional
 
 from ftslurm.checkpoint import objects
-from ftslurm.checkpoint.digest import ALGORITHMS
+from ftslurm.checkpoint.digest import ALGORITHMS, digest
 from ftslurm.checkpoint.fields import Fields, is_count, parse
 from ftslurm.checkpoint.records import (
     COMMITTED,
@@ -107,7 +106,7 @@ def decode_commit(data: bytes, *, where: str = COMMITTED) -> Commit:
 
 def manifest_digest(data: bytes) -> str:
     """Identity of a step: digest of its manifest.json."""
-    return hashlib.sha256(data).hexdigest()
+    return digest("sha256", data)
 
 
 def encode_index(index: ShardIndex) -> bytes:

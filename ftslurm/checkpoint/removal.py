@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import uuid
 from pathlib import Path
 
-from ftslurm.files import fsync_folder
+from ftslurm.files import fsync_folder, patiently
 
 _PREFIX = ".trash-"
 
 
 def remove_folder(path: Path) -> None:
     """Take the name away, durably, then the content."""
-    trash = path.with_name(f"{_PREFIX}{path.name}-{uuid.uuid4().hex[:8]}")
-    path.rename(trash)
+    trash = path.with_name(f"{_PREFIX}{path.name}-{os.urandom(4).hex()}")
+    patiently(lambda: path.rename(trash), path)
     fsync_folder(path.parent)
     shutil.rmtree(trash)
 

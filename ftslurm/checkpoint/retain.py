@@ -14,10 +14,11 @@ from typing import Optional
 
 from ftslurm.checkpoint.choose import Fence
 from ftslurm.checkpoint.fence import read_fence, refuse_superseded
-from ftslurm.checkpoint.publish import PublishedStep, published_steps
+from ftslurm.checkpoint.published import PublishedStep, published_steps
 from ftslurm.checkpoint.removal import is_trash, remove_folder, remove_trash
 from ftslurm.checkpoint.verification import VerificationStopped, verify_step
 from ftslurm.errors import CheckpointError
+from ftslurm.files import list_folder
 from ftslurm.run.layout import RunLayout, parse_temporary_name
 
 
@@ -71,8 +72,6 @@ class Retention:
         attempt: int,
         should_stop: Callable[[], bool],
     ) -> list[int]:
-        if not self._layout.steps.is_dir():
-            return []
         refuse_superseded(self._layout, attempt)
         self._clear_leftovers(attempt, should_stop)
         attempts, paths = self._checked(read_fence(self._layout, attempt))
@@ -97,7 +96,11 @@ class Retention:
         return removed
 
     def _clear_leftovers(self, attempt: int, should_stop: Callable[[], bool]) -> None:
-        for path in list(self._layout.steps.iterdir()):
+        try:
+            names = list_folder(self._layout.steps)
+        except FileNotFoundError:
+            return
+        for path in (self._layout.steps / name for name in names):
             temporary = parse_temporary_name(path.name)
             is_leftover = temporary is not None and temporary[1] < attempt
             if not is_leftover and not is_trash(path):

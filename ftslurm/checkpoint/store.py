@@ -13,7 +13,7 @@ from typing import Optional
 from ftslurm.checkpoint import publish, quarantine
 from ftslurm.checkpoint.choose import Choice, Fence, Rejected, decide
 from ftslurm.checkpoint.fence import stray
-from ftslurm.checkpoint.publish import PublishedStep
+from ftslurm.checkpoint.published import PublishedStep, published_steps, step_folders
 from ftslurm.checkpoint.records import Manifest
 from ftslurm.checkpoint.removal import remove_folder
 from ftslurm.checkpoint.retain import Retention
@@ -44,7 +44,7 @@ class CheckpointStore:
 
     def published(self) -> list[PublishedStep]:
         """Newest first; COMMITTED is there and readable, nothing else has been looked at."""
-        return publish.published_steps(self.layout)
+        return published_steps(self.layout)
 
     def verify(
         self,
@@ -84,7 +84,7 @@ class CheckpointStore:
         """Steps that an older attempt published after `attempt` was claimed."""
         fence = Fence(attempt, adopted)
         expect = Expectation(run_id=self._run_id())
-        found = [stray(path, fence, expect=expect) for path in publish.step_folders(self.layout)]
+        found = [stray(path, fence, expect=expect) for path in step_folders(self.layout)]
         return [rejected for rejected in found if rejected is not None]
 
     def retain(
@@ -107,7 +107,7 @@ class CheckpointStore:
         )
 
     def _verified(self, *, full: bool) -> Iterator[tuple[int, Path, Verification]]:
-        for path in publish.step_folders(self.layout):
+        for path in step_folders(self.layout):
             step = parse_step_name(path.name)
             assert step is not None, path
             yield step, path, self.verify(path, full=full)

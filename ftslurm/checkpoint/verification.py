@@ -5,8 +5,6 @@ A problem is a finding with a name, not an exception: all that can be found is f
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +12,9 @@ from typing import Optional
 
 from ftslurm.checkpoint.coverage import coverage_problems
 from ftslurm.checkpoint.digest import Hasher, digest, new
-from ftslurm.checkpoint.reading import reading
-from ftslurm.checkpoint.record_json import decode_commit, decode_manifest, manifest_digest
+from ftslurm.checkpoint.published import read_commit
+from ftslurm.checkpoint.reading import StepFile, read_small, reading, size_of
+from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import (
     COMMITTED,
     MANIFEST,
@@ -26,8 +25,9 @@ from ftslurm.checkpoint.records import (
     ShardIndex,
     TensorRecord,
 )
-from ftslurm.checkpoint.shard import read_at, read_index
+from ftslurm.checkpoint.shard import read_index
 from ftslurm.errors import CheckpointError, FormatError, FtslurmError
+from ftslurm.files import list_folder
 from ftslurm.run.layout import parse_step_name
 
 
@@ -158,11 +158,6 @@ def loadability_problems(path: Path, identity: str) -> list[str]:
     return progress.problems
 
 
-def read_commit(path: Path) -> Commit:
-    """COMMITTED of a step folder; CheckpointError or FormatError without a good one."""
-    return decode_commit(_read_small(path / COMMITTED), where=f"`{path / COMMITTED}`")
-
-
 def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Optional[Manifest]]:
     try:
         commit = read_commit(path)
@@ -178,7 +173,7 @@ def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Opti
 
 def _read_manifest(path: Path, identity: str, progress: _Progress) -> Optional[Manifest]:
     try:
-        data = _read_small(path / MANIFEST)
+        data = read_small(path / MANIFEST)
         if manifest_digest(data) != identity:
             raise CheckpointError(f"`{path / MANIFEST}` does not have the digest in {COMMITTED}")
         manifest = decode_manifest(data, where=f"`{path / MANIFEST}`")
@@ -235,7 +230,7 @@ def _strangers(path: Path, names: set[str], progress: _Progress) -> list[str]:
     """A sentence for each file of another name."""
     try:
         with reading(f"`{path}`"):
-            found = sorted(os.listdir(path))  # noqa: PTH208
+            found = sorted(list_folder(path))
     except CheckpointError as error:
         progress.failed(error)
         return []
@@ -247,17 +242,9 @@ def _strangers(path: Path, names: set[str], progress: _Progress) -> list[str]:
 
 
 def _check_size(path: Path, size_bytes: int) -> None:
-    with reading(f"`{path}`"):
-        found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"`{path}` is no regular file")
-    if found.st_size != size_bytes:
-        raise CheckpointError(f"`{path}` has {found.st_size} bytes, expected {size_bytes}")
-
-
-def _read_small(path: Path) -> bytes:
-    with reading(f"`{path}`"):
-        return path.read_bytes()
+    found_bytes = size_of(path)
+    if found_bytes != size_bytes:
+        raise CheckpointError(f"`{path}` has {found_bytes} bytes, expected {size_bytes}")
 
 
 def _scan(
@@ -286,17 +273,16 @@ def _read_ahead(path: Path, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, me
     # Here because of what it costs a command that only lists steps (it loads logging and queue).
     from concurrent.futures import ThreadPoolExecutor
 
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = StepFile(path)
     size = max((chunk.bytes for chunk in chunks), default=0)
     buffers = [memoryview(bytearray(size)) for _ in range(2)]
 
     def read(position: int) -> memoryview:
         chunk, buffer = chunks[position], buffers[position % 2]
-        return buffer[: read_at(fd, buffer[: chunk.bytes], chunk.offset)]
+        return buffer[: file.read_at(buffer[: chunk.bytes], chunk.offset)]
 
     try:
-        # Bytes still in memory from the writing would hide what the device really holds.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        file.forget_cached()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read") as reader:
             following = reader.submit(read, 0) if chunks else None
             for position, chunk in enumerate(chunks):
@@ -306,7 +292,7 @@ def _read_ahead(path: Path, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, me
                     following = reader.submit(read, position + 1)
                 yield chunk, data
     finally:
-        os.close(fd)
+        file.close()
 
 
 class _TensorDigests:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Optional, TextIO
 
 from ftslurm.checkpoint.choose import Choice, Fence, decide
-from ftslurm.checkpoint.publish import step_folders
+from ftslurm.checkpoint.published import step_folders
 from ftslurm.checkpoint.records import COMMITTED, MANIFEST, SCHEMA_VERSION
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.checkpoint.verification import Expectation, Verification, verify_step
