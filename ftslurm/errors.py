@@ -11,6 +11,7 @@ are for our own bugs only.
     +-- DataError           a token store that is missing, torn or foreign
     +-- SchedulerError      a Slurm command failed, or Slurm cannot be reached
     +-- RunError            the run directory forbids what was asked
+    +-- CodeError           a rank would run other code than the run began with
 """
 
 from __future__ import annotations
@@ -63,4 +64,8 @@ class SchedulerError(FtslurmError):
 
 
 class RunError(FtslurmError):
+    pass
+
+
+class CodeError(FtslurmError):
     pass

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+CALL = "train.pkl"
+"""The ranks' pickled call in RUN/submit, written before the job has an id."""
+
 _STEP = re.compile(r"^step-(\d{12})$")
 _TEMPORARY = re.compile(r"^step-(\d{12})\.tmp-(\d{4,})$")
 
@@ -74,6 +77,21 @@ class AttemptLayout:
         """Digests of the modules that rank 0 had imported when it began to train."""
         return self.root / "modules.json"
 
+    @property
+    def first_modules_json(self) -> Path:
+        """Those of the node that was there first, of ranks that have no group to ask."""
+        return self.root / "modules-first.json"
+
+    @property
+    def resume_json(self) -> Path:
+        """What RUN/resume held when a program's attempt began, as one digest."""
+        return self.root / "resume.json"
+
+    @property
+    def aware(self) -> Path:
+        """Made by a program that looks by itself whether it is to stop."""
+        return self.root / "aware"
+
 
 @dataclass(frozen=True)
 class RunLayout:
@@ -94,12 +112,21 @@ class RunLayout:
         return self.root / "code"
 
     @property
+    def code_json(self) -> Path:
+        """Digest of each file of `code`, as it was copied."""
+        return self.root / "submit" / "code.json"
+
+    @property
     def submit(self) -> Path:
         return self.root / "submit"
 
     @property
     def script(self) -> Path:
         return self.root / "submit" / "train.sbatch"
+
+    @property
+    def call(self) -> Path:
+        return self.root / "submit" / CALL
 
     @property
     def jobs(self) -> Path:
@@ -115,6 +142,11 @@ class RunLayout:
     def control(self) -> Path:
         """Orders of an operator: save, stop, pause."""
         return self.root / "control"
+
+    @property
+    def acts(self) -> Path:
+        """What people have done to the run."""
+        return self.control / "acts.jsonl"
 
     @property
     def resume(self) -> Path:

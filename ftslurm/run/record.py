@@ -10,6 +10,12 @@ from ftslurm.files import read_json
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, from_dict
 
+# RunRecord.continue_by
+REQUEUE = "requeue"
+"""The job is queued again under its id."""
+RESUBMIT = "resubmit"
+"""A job queues its successor when it begins."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -19,6 +25,8 @@ class RunRecord:
     spec: RunSpec
     scheduler: str
     """slurm | local"""
+    continue_by: str
+    """requeue | resubmit: how the run gets its next job."""
     site: Optional[dict[str, Any]]
     """The site's settings as they were at submit, for `scheduler.protocol.Site.from_dict`."""
     emergency_deadline_s: Optional[float]
@@ -32,6 +40,10 @@ class RunRecord:
     code_commit: str
     code_digest: str
     """Of RUN/code as it was copied."""
+    code_folder: str
+    """What it was copied from; with code=live, where the ranks import from."""
+    code_place: str
+    """Folder inside it that the run was submitted from; a program works there."""
 
 
 def read_record(layout: RunLayout) -> RunRecord:
@@ -55,6 +67,7 @@ def _make(record: dict[str, Any]) -> RunRecord:
         run_id=record["run_id"],
         spec=from_dict(record["spec"]),
         scheduler=record["scheduler"],
+        continue_by=record.get("continue_by") or REQUEUE,
         site=record.get("site"),
         emergency_deadline_s=None if deadline_s is None else float(deadline_s),
         data_path=record.get("data_path"),
@@ -64,4 +77,6 @@ def _make(record: dict[str, Any]) -> RunRecord:
         image_digest=record.get("image_digest"),
         code_commit=code.get("commit") or "",
         code_digest=code.get("digest") or "",
+        code_folder=code.get("folder") or "",
+        code_place=code.get("place") or "",
     )

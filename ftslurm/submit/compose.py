@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import os
 import re
 import shlex
 import typing
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import SpecError
+from ftslurm.run.secret import is_secret, reference, references
 from ftslurm.run.spec import RunSpec, from_dict, to_dict
 from ftslurm.run.spec_check import check
+from ftslurm.submit.assets import conf_folder
 
 SCHEMA_NAME = "run_spec"
 """Name under which conf/config.yaml takes in the dataclasses."""
@@ -29,9 +32,6 @@ _NO_EXPERIMENT = "experiment=null"
 
 _INTERNALS = ("full_key", "object_type", "reference_type")
 _NOT_IN = re.compile(r"Key '(.+?)' (?:is )?not in '(\w+)'")
-
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|JWT|CREDENTIAL|AUTH", re.IGNORECASE)
-"""Names of environment variables whose values never reach a file of ours."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def compose_run(
     values, text = _resolved(config)
     spec = from_dict(values)
     _check_storable(spec)
+    _check_secrets(spec)
     check(spec)
     return Composed(spec, text, left_open)
 
@@ -85,10 +86,11 @@ def _without_null(overrides: Sequence[str]) -> list[str]:
 
 
 def _conf() -> Path:
-    conf = Path(__file__).resolve().parents[2] / "conf"
+    conf = conf_folder()
     if not (conf / "config.yaml").is_file():
         raise SpecError(
-            f"`{conf}` has no config.yaml; install ftslurm from its checkout (pip install -e .)"
+            f"`{conf}` has no config.yaml, so this installation of ftslurm is not whole; install "
+            "its wheel again, or its checkout with pip install -e"
         )
     return conf
 
@@ -169,8 +171,8 @@ def _checked_override(text: str, folders: list[Path]) -> str:
     if options:
         _check_option(key, override.value(), options)
         return text
-    if key == "user" or key.startswith("user."):
-        # Free values: `user.x=1` without the `+` that Hydra asks for where no x exists yet.
+    if key == "user" or key.startswith(("user.", "cluster.env.")):
+        # Free names: `user.x=1` without the `+` that Hydra asks for where no x exists yet.
         return "++" + text.lstrip("+")
     _check_key(key, folders)
     return text
@@ -291,8 +293,8 @@ def _secrets_unresolved() -> Iterator[None]:
     from omegaconf.resolvers import oc
 
     def environment(name: str, *default: Optional[str]) -> Optional[str]:
-        if SECRET.search(name):
-            return "${oc.env:" + ",".join([name, *map(str, default)]) + "}"
+        if is_secret(name, os.environ.get(name)):
+            return reference(name, *default)
         return oc.env(name, *default)
 
     OmegaConf.register_new_resolver("oc.env", environment, replace=True)
@@ -300,6 +302,16 @@ def _secrets_unresolved() -> Iterator[None]:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _check_secrets(spec: RunSpec) -> None:
+    for key, name in references(to_dict(spec)):
+        if not key.startswith("user."):
+            raise SpecError(
+                f"{key} takes its value from {name}, which may be a secret; only values below "
+                "`user` are looked up where the ranks run, all others are written down: leave it "
+                "to the environment, which the job inherits from the shell that submits"
+            )
 
 
 def _check_storable(spec: RunSpec) -> None:

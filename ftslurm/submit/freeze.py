@@ -20,19 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.errors import RunError, SpecError
+from ftslurm.errors import SpecError
 from ftslurm.files import fsync_folder, write_atomic, write_json
+from ftslurm.node.environment import find_environment
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import ClusterSpec, RunSpec, parse_time_s, to_dict
+from ftslurm.run.spec import LIVE, ClusterSpec, RunSpec, parse_time_s, to_dict
+from ftslurm.scheduler.launch import nodes_argv, ranks_argv
 from ftslurm.scheduler.protocol import Scheduler, Site
+from ftslurm.submit.continue_by import named, requeue_option, settle_continue_by
 from ftslurm.submit.dataset import Dataset, Wanted, prepare_dataset, wanted_dataset
 from ftslurm.submit.deadline import emergency_deadline_s
+from ftslurm.submit.rank import OWN_RANK
+from ftslurm.submit.refuse import refuse_taken
 from ftslurm.submit.render import check_values, render_script, sbatch_options
 from ftslurm.submit.snapshot import (
     PACKAGE,
     Snapshot,
     check_entry,
     copy,
+    is_installed,
     plan_snapshot,
     unseen_folders,
 )
@@ -41,12 +47,13 @@ _LIST_PACKAGES = (
     "import importlib.metadata as m, json\n"
     "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
 )
-_IMPORT_SUBMITIT = "import submitit"
+_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 10))"
 
 # What only Slurm reads; the local scheduler would ignore it.
 _SLURM_ONLY = (
     "job_name", "account", "partition", "qos", "reservation", "constraint", "exclude", "comment",
-    "mem", "wait_s",
+    "mem", "wait_s", "licenses", "switches", "mail_user", "mail_type", "spares", "gpus_per_task",
+    "gpu_bind", "cpu_bind", "sbatch", "srun", "container_image", "mounts", "mpi", "export",
 )  # fmt: skip
 _DEFAULTS = ClusterSpec()
 
@@ -63,7 +70,9 @@ class Plan:
     site: Optional[Site]
     """None in a dry run without a scheduler."""
     python: str
-    """Interpreter of batch script and ranks."""
+    """Interpreter of the batch script."""
+    continue_by: str
+    """requeue | resubmit"""
     script: str
     options: list[str]
     """Arguments of sbatch."""
@@ -95,25 +104,59 @@ def plan_run(
     runs_dir = folder / Path(spec.runs_dir).expanduser()
     check_values(spec, runs_dir)
     _check_place(spec, site)
-    run_id = make_run_id(spec.name, now, secrets.token_hex(2))
+    run_id = spec.run_id or make_run_id(spec.name, now, secrets.token_hex(2))
     layout = RunLayout(runs_dir / run_id)
+    refuse_taken(layout)
     python = spec.cluster.python or sys.executable
-    snapshot = plan_snapshot(folder, entry=spec.entry, exclude=[runs_dir])
+    snapshot = plan_snapshot(folder, entry=spec.entry, program=spec.program, exclude=[runs_dir])
     unseen = unseen_folders(snapshot, os.environ)
-    check_entry(snapshot, spec.entry, installed=spec.cluster.python is None, unseen=unseen)
+    own = not spec.cluster.ranks_are_inside and not spec.cluster.rank_python
+    installed = own and spec.cluster.python is None
+    check_entry(snapshot, spec.entry, installed=installed, unseen=unseen)
+    continue_by = settle_continue_by(spec, site)
     script = render_script(
         spec,
+        requeue=requeue_option(continue_by, site),
         run_id=run_id,
         run_dir=layout.root,
         python=python,
-        python_path=[layout.code / place for place in snapshot.import_paths],
-        launch=scheduler.launch_ranks_argv(spec.cluster, python=python),
+        python_path=python_path(spec, layout, snapshot),
+        live_folder=folder.resolve() if spec.code == LIVE else None,
+        launch=ranks_argv(spec.cluster, python=python, run_dir=layout.root),
+        on_nodes=nodes_argv(spec.cluster),
+        environment=find_environment(spec.cluster, folder),
     )
-    options = sbatch_options(spec.cluster, log=f"{layout.submit}/%j.out")
+    cluster = named(spec.cluster, continue_by, run_id)
+    options = sbatch_options(cluster, log=f"{layout.submit}/%j.out")
     data = wanted_dataset(spec, runs_dir, folder)
     return Plan(
-        run_id, layout, spec, config_text, now, site, python, script, options, snapshot, data
+        run_id=run_id,
+        layout=layout,
+        spec=spec,
+        config_text=config_text,
+        created_at=now,
+        site=site,
+        python=python,
+        continue_by=continue_by,
+        script=script,
+        options=options,
+        snapshot=snapshot,
+        data=data,
     )
+
+
+def python_path(spec: RunSpec, layout: RunLayout, snapshot: Snapshot) -> list[Path]:
+    """Folders that batch loop and ranks import from, before what is installed."""
+    if spec.code != LIVE:
+        return [layout.code / place for place in snapshot.import_paths]
+    live = [snapshot.root / place for place in snapshot.import_paths]
+    for path in live:
+        if ":" in str(path) or not str(path).isprintable():
+            raise SpecError(
+                f"code=live imports from `{path}`, and PYTHONPATH cannot hold a `:` or what is not "
+                "printable; rename that folder, or use code=frozen"
+            )
+    return live if PACKAGE.parent in live or is_installed() else [*live, PACKAGE.parent]
 
 
 def freeze(plan: Plan) -> None:
@@ -123,15 +166,14 @@ def freeze(plan: Plan) -> None:
     dataset = None
     if plan.data is not None:
         dataset = prepare_dataset(plan.data, python=plan.python, import_from=PACKAGE.parent)
-    packages = _packages(plan.python)
+    packages = _packages(plan.spec, plan.python)
     building = RunLayout(root.parent / f".{plan.run_id}.tmp")
     # Exclusive: two submits in one second with the same four digits cannot share a folder.
     building.root.mkdir(mode=0o700)
     try:
         _write(plan, building, dataset, packages)
         _make_durable(building.root)
-        if root.exists():
-            raise RunError(f"`{root}` exists already; submit again for another run id")
+        refuse_taken(plan.layout)  # a second submit may have been faster
         building.root.rename(root)
         fsync_folder(root.parent)
     except BaseException:
@@ -170,9 +212,17 @@ def _write(
 ) -> None:
     from ftslurm.submit.executor import write_call
 
-    for folder in (building.submit, building.attempts, building.trace, building.steps):
+    for folder in (
+        building.submit,
+        building.attempts,
+        building.control,
+        building.trace,
+        building.steps,
+    ):
         folder.mkdir(parents=True)
-    digest = copy(plan.snapshot, building.code)
+    copied = copy(plan.snapshot, building.code)
+    (building.code / plan.snapshot.place).mkdir(parents=True, exist_ok=True)
+    write_json(building.code_json, {"schema_version": 1, "files": copied.files})
     config = plan.config_text.encode()
     write_atomic(building.config_yaml, config)
     write_atomic(building.script, plan.script.encode())
@@ -181,6 +231,9 @@ def _write(
     if plan.snapshot.diff:
         write_atomic(building.submit / "code.diff", plan.snapshot.diff)
     write_call(building.submit)
+    # A umask of 002 would let the group in, and what others may write the ranks do not trust.
+    building.submit.chmod(0o700)
+    building.call.chmod(0o600)
     write_json(
         building.run_json,
         {
@@ -189,12 +242,15 @@ def _write(
             "created_at": plan.created_at,
             "spec": to_dict(plan.spec),
             "scheduler": plan.spec.cluster.scheduler,
+            "continue_by": plan.continue_by,
             "site": None if plan.site is None else plan.site.to_dict(),
             "emergency_deadline_s": plan.emergency_deadline_s,
             "code": {
                 "commit": plan.snapshot.commit,
                 "dirty": plan.snapshot.dirty,
-                "digest": digest,
+                "digest": copied.digest,
+                "folder": str(plan.snapshot.root),
+                "place": plan.snapshot.place,
             },
             "data_path": None if dataset is None else str(dataset.path),
             "dataset_snapshot": None if dataset is None else dataset.snapshot,
@@ -206,29 +262,31 @@ def _write(
     )
 
 
-def _packages(python: str) -> dict[str, str]:
-    """Names and versions of what the ranks' interpreter has installed."""
-    done = _ask(python, _LIST_PACKAGES)
-    if done.returncode:
-        raise SpecError(
-            f"cluster.python `{python}` is no Python of 3.9 or later ({_last_line(done)})"
-        )
+def _packages(spec: RunSpec, python: str) -> dict[str, str]:
+    """Names and versions of what the ranks' interpreter has installed; empty for one that is in a
+    container or in an archive: it is not run here."""
+    cluster = spec.cluster
+    if cluster.ranks_are_inside:
+        _ask("python", python, _LIST_PACKAGES)
+        return {}
+    key = "python" if cluster.rank_python is None else "rank_python"
+    python = cluster.rank_python or python
+    packages: dict[str, str] = json.loads(_ask(key, python, _LIST_PACKAGES))
+    if not spec.program and not spec.entry.startswith(OWN_RANK):
+        _ask(key, python, _NEW_ENOUGH, "is older than Python 3.10, which training needs")
     if python != sys.executable:
-        imported = _ask(python, _IMPORT_SUBMITIT)
-        if imported.returncode:
-            raise SpecError(
-                f"cluster.python `{python}` cannot import submitit, which starts the ranks "
-                f"({_last_line(imported)}); install ftslurm with that interpreter's pip"
-            )
-    packages: dict[str, str] = json.loads(done.stdout)
+        # Frozen code holds ftslurm itself; live code may rely on the one that is installed.
+        needed = "submitit, ftslurm" if spec.code == LIVE and is_installed() else "submitit"
+        _ask(key, python, f"import {needed}", f"cannot import {needed}, which starts the ranks")
     return packages
 
 
-def _ask(python: str, program: str) -> subprocess.CompletedProcess[bytes]:
+def _ask(key: str, python: str, program: str, wrong: str = "is no Python of 3.9 or later") -> bytes:
+    """What a program prints; SpecError, with what is `wrong`, when it fails."""
     # The submitter's PYTHONPATH is not the ranks'.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        return subprocess.run(
+        done = subprocess.run(
             [python, "-c", program],
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -236,7 +294,13 @@ def _ask(python: str, program: str) -> subprocess.CompletedProcess[bytes]:
             check=False,
         )
     except OSError as error:
-        raise SpecError(f"cluster.python `{python}` cannot be run: {error.strerror}") from None
+        raise SpecError(f"cluster.{key} `{python}` cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise SpecError(
+            f"cluster.{key} `{python}` {wrong} ({_last_line(done)}); install ftslurm with that "
+            "interpreter's pip, or name another"
+        )
+    return done.stdout
 
 
 def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:

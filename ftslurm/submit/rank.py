@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
-from ftslurm.errors import SpecError, UsageError
-from ftslurm.files import read_json
-from ftslurm.run.layout import RunLayout
+from ftslurm.errors import (
+    RANK_FAILED,
+    RANK_NEVER_RETRY,
+    CodeError,
+    FtslurmError,
+    RunError,
+    SpecError,
+    UsageError,
+)
+from ftslurm.run.attempts import FAILED, Outcome, write_outcome
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
+from ftslurm.run.record import read_record
+from ftslurm.run.same_code import check_alone
+from ftslurm.run.secret import without_secrets
 
 OWN_RANK = "rank:"
 """`entry: rank:module:function` calls the function as the whole rank, without the training half:
-a rank of your own, without torch. It speaks the protocol of ftslurm/run/rank.py and returns one of
-the RANK_* codes of ftslurm/errors.py."""
+a rank of your own, without torch. It speaks the protocol of ftslurm/run/rank.py, reads its spec by
+`open_record` of ftslurm/run/secret.py and returns one of the RANK_* codes of ftslurm/errors.py."""
 
 TRAINING_HALF = "ftslurm.train.entry:main"
 
@@ -34,23 +47,46 @@ class TrainCall:
     def __call__(self, run_dir: Optional[str] = None) -> None:
         """Be the rank; always leaves by SystemExit or with the rank's error on record."""
         env = RankEnvironment.read()
-        entry = str(read_json(RunLayout(env.run_dir).run_json)["spec"]["entry"])
         try:
-            own = entry.startswith(OWN_RANK)
-            code = find(entry[len(OWN_RANK) :] if own else TRAINING_HALF)()
-        except Exception as error:
+            code = load(env)()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is on record
             write_rank_error(env, error, step=None)
-            raise
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)  # noqa: T201
+            # submitit would pickle the traceback, secrets and all, into RUN/submit.
+            raise SystemExit(RANK_FAILED) from None
         raise SystemExit(code)
 
 
-def find(path: str) -> Any:
-    """The object at `module:name`."""
+def load(env: RankEnvironment) -> Callable[[], Any]:
+    """What the rank runs. Leaves by SystemExit when the same start would fail the same way."""
+    record = read_record(env.layout)
+    entry = record.spec.entry
+    if not entry.startswith(OWN_RANK):
+        return find(TRAINING_HALF)
+    try:
+        function = find(entry[len(OWN_RANK) :])
+        check_alone(env, record)
+    except (CodeError, SpecError) as error:
+        _give_up(env, error)
+    return function
+
+
+def find(path: str) -> Callable[[], Any]:
+    """The function at `module:name`."""
     module, _, name = path.partition(":")
-    found = getattr(import_module(module), name, None)
+    found: Optional[Callable[[], Any]] = getattr(import_module(module), name, None)
     if found is None:
         raise SpecError(f"module `{module}` has no `{name}`; entry is `module:function`")
     return found
+
+
+def _give_up(env: RankEnvironment, error: FtslurmError) -> NoReturn:
+    print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
+    write_rank_error(env, error, step=None)
+    outcome = Outcome(FAILED, 0, None, reason=str(error), retry=False, written_at=time.time())
+    if not env.attempt_layout.outcome_json.exists():
+        write_outcome(env.attempt_layout, outcome)
+    raise SystemExit(RANK_NEVER_RETRY)
 
 
 def main(argv: list[str]) -> None:
@@ -60,7 +96,11 @@ def main(argv: list[str]) -> None:
 
     # A job may have been submitted from inside another job of submitit's.
     os.environ["SUBMITIT_EXECUTOR"] = "ftslurm"
-    run_pickled(Path(argv[0]))
+    try:
+        run_pickled(Path(argv[0]))
+    except RunError as error:  # the run directory is not ours alone: nothing of it has run
+        print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(RANK_NEVER_RETRY) from None
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
@@ -21,21 +19,15 @@ from typing import Optional
 
 from ftslurm.errors import RunError, SpecError
 from ftslurm.files import write_atomic
+from ftslurm.submit import git
 from ftslurm.submit.rank import OWN_RANK
+from ftslurm.submit.secret_files import copies, has_secret_name, holds_private_key, without_keys
 
 LIMIT_BYTES = 64 << 20
+_SECRET_BYTES = 1 << 20
+"""What is bigger is not looked for copies of."""
 
 PACKAGE = Path(__file__).resolve().parents[1]
-
-_SECRET_NAMES = re.compile(
-    r"\.env(\..*)?|.*\.(env|pem|key|p12|pfx|jks|kdbx|keytab)|id_(rsa|dsa|ecdsa|ed25519)(_.*)?|"
-    r"\.(netrc|git-credentials|pypirc|npmrc|htpasswd)|(.*[._-])?(secrets?|credentials?)(\.\w+)?",
-    re.IGNORECASE,
-)
-# A module named secrets.py is source, and the run would miss it.
-_ALWAYS_SOURCE = (".py", ".pyi")
-
-_GIT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -69,27 +61,36 @@ class Snapshot:
     """Difference of the tracked files from `commit`."""
     dirty: bool = False
     """The working tree differs from `commit`, untracked files included."""
+    place: str = ""
+    """Folder inside the snapshot that the run is submitted from."""
 
     @property
     def size_bytes(self) -> int:
         return sum(source.size_bytes for source in self.sources)
 
 
-def plan_snapshot(folder: Path, *, entry: str, exclude: Sequence[Path] = ()) -> Snapshot:
+def plan_snapshot(
+    folder: Path, *, entry: str, program: Sequence[str] = (), exclude: Sequence[Path] = ()
+) -> Snapshot:
     """Decide what a run submitted in `folder` takes along. `exclude`: folders that are not code."""
     folder = folder.resolve()
-    root = _repository(folder)
+    root = git.find_repository(folder)
     if root is None:
-        beside = list(_beside_entry(folder, entry))
-        sources = [source for source in beside if not _leads_out(source)]
-        left_out = [source.name for source in beside if _leads_out(source)]
+        beside = list(_beside_program(folder, program) if program else _beside_entry(folder, entry))
+        sources, left_out = _sort_out(beside, [])
         snapshot = Snapshot(folder, sources, [""], left_out)
     else:
         snapshot = _of_repository(root, folder, [path.resolve() for path in exclude])
     if not any(source.name == "ftslurm/__init__.py" for source in snapshot.sources):
         snapshot.sources.extend(_own_package())
-    _check_size(snapshot)
+    _check_size(snapshot.sources)
     return snapshot
+
+
+def is_installed() -> bool:
+    """Whether this ftslurm lies where its interpreter finds it without PYTHONPATH."""
+    installed = sysconfig.get_paths()
+    return PACKAGE.parent in (Path(installed["purelib"]), Path(installed["platlib"]))
 
 
 def unseen_folders(snapshot: Snapshot, environ: Mapping[str, str]) -> list[str]:
@@ -147,40 +148,54 @@ def _is_found(module: str, *, without: Sequence[str] = ()) -> bool:
     return False
 
 
-def copy(snapshot: Snapshot, target: Path) -> str:
-    """Copy into the new folder `target`; the content's sha256. Not yet durable."""
+@dataclass(frozen=True)
+class Copied:
+    """What is in the folder now."""
+
+    digest: str
+    """Of names, kinds and contents."""
+    files: dict[str, str]
+    """Name -> sha256 of each file; links are left out."""
+
+
+def copy(snapshot: Snapshot, target: Path) -> Copied:
+    """Copy into the new folder `target`. Not yet durable."""
     target.mkdir()
     total = hashlib.sha256()
+    files: dict[str, str] = {}
     for source in sorted(snapshot.sources, key=lambda source: source.name):
         place = target / source.name
         place.parent.mkdir(parents=True, exist_ok=True)
         if source.path.is_symlink() and _stays_inside(source):
             data = os.fsencode(source.path.readlink())
             place.symlink_to(source.path.readlink())
-            kind = b"link"
+            kind, digest = b"link", hashlib.sha256(data).hexdigest()
         else:
             data = source.path.read_bytes()
             write_atomic(place, data, durable=False)
             runs = bool(source.path.stat().st_mode & 0o100)
-            kind = b"run" if runs else b"file"
             if runs:
                 place.chmod(0o755)
-        digest = hashlib.sha256(data).hexdigest()
+            kind, digest = b"run" if runs else b"file", hashlib.sha256(data).hexdigest()
+            files[source.name] = digest
         total.update(b"%s %s %s\n" % (kind, digest.encode(), os.fsencode(source.name)))
-    return f"sha256:{total.hexdigest()}"
+    return Copied(f"sha256:{total.hexdigest()}", files)
 
 
 def _of_repository(root: Path, folder: Path, exclude: list[Path]) -> Snapshot:
-    sources, left_out = [], []
-    for name in sorted(set(_listed(root))):
-        path = root / name
-        if any(path.is_relative_to(place) for place in exclude):
-            continue
-        source = Source(name, path)
-        if _may_be_secret(path) or _leads_out(source):
-            left_out.append(name)
-        elif path.exists():  # tracked, but deleted in the working tree
-            sources.append(source)
+    candidates = [
+        Source(name, root / name)
+        for name in sorted(set(git.listed(root)))
+        if not any((root / name).is_relative_to(place) for place in exclude)
+    ]
+    commit = git.head(root)
+    changed = git.changed(root) if commit else {}
+    # A secret that was renamed or removed is still in the commit.
+    gone = {
+        now: old for now, old in changed.items() if has_secret_name(now) or has_secret_name(old)
+    }
+    secrets = [git.committed(root, old) for old in gone.values() if has_secret_name(old)]
+    sources, left_out = _sort_out(candidates, secrets, renamed=gone)
     here = folder.relative_to(root).as_posix()
     # A package may live in src/; a submitter in a subfolder imports from there.
     places = [here if here != "." else "", "", "src"]
@@ -190,61 +205,42 @@ def _of_repository(root: Path, folder: Path, exclude: list[Path]) -> Snapshot:
         for place in dict.fromkeys(places)
         if place == "" or any(name.startswith(f"{place}/") for name in names)
     ]
-    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", fail=False)
-    outside = [f":(exclude,literal){name}" for name in left_out]
+    unsaid = {*gone, *gone.values(), *(changed.keys() & set(left_out))}
     return Snapshot(
         root,
         sources,
         import_paths,
         left_out,
-        commit=os.fsdecode(commit).strip() or None,
-        diff=_git(root, "diff", "HEAD", "--binary", "--", ".", *outside) if commit else b"",
-        dirty=bool(_git(root, "status", "--porcelain", "--untracked-files=normal")),
+        commit=commit,
+        diff=without_keys(git.difference(root, without=sorted(unsaid))) if commit else b"",
+        dirty=git.is_dirty(root),
+        place=places[0],
     )
 
 
-def _listed(root: Path, prefix: str = "") -> Iterator[str]:
-    """Names of files that git knows or would take, in submodules too."""
-    listing = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for raw in listing.split(b"\0"):
-        name = os.fsdecode(raw).rstrip("/")
-        path = root / name
-        if not name:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            if (path / ".git").exists():
-                yield from _listed(path, f"{prefix}{name}/")
-        else:
-            yield prefix + name
-
-
-def _repository(folder: Path) -> Optional[Path]:
-    """Root of the git repository that `folder` lies in."""
-    if not any((place / ".git").exists() for place in (folder, *folder.parents)):
-        return None
-    return Path(os.fsdecode(_git(folder, "rev-parse", "--show-toplevel")).rstrip("\n")).resolve()
-
-
-def _git(folder: Path, *arguments: str, fail: bool = True) -> bytes:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise RunError(
-            f"`{folder}` lies in a git repository but there is no git on PATH; ftslurm asks it "
-            "which files are source"
-        ) from None
-    if done.returncode and fail:
-        said = os.fsdecode(done.stderr).strip().splitlines()
-        raise RunError(
-            f"git {arguments[0]} failed in `{folder}`: {said[-1] if said else 'silently'}"
-        )
-    return done.stdout
+def _sort_out(
+    candidates: Iterable[Source], secrets: Iterable[bytes], *, renamed: Container[str] = ()
+) -> tuple[list[Source], list[str]]:
+    """(what is taken, names of what is not). `secrets`: contents that are known to be such,
+    `renamed`: names that files with such a name have taken."""
+    sources: list[Source] = []
+    left_out: list[str] = []
+    contents = list(secrets)
+    for source in candidates:
+        if has_secret_name(source.name) or source.name in renamed:
+            left_out.append(source.name)
+            if source.path.is_file() and source.size_bytes <= _SECRET_BYTES:
+                contents.append(source.path.read_bytes())
+        elif _leads_out(source):
+            left_out.append(source.name)
+        elif source.path.exists():  # tracked, but deleted in the working tree
+            sources.append(source)
+    _check_size(sources)  # before each is opened
+    files = {source.name: source.path for source in sources if source.path.is_file()}
+    keys = {name for name, path in files.items() if holds_private_key(path)}
+    secret = keys | copies(files, contents)
+    left_out += secret
+    return [source for source in sources if source.name not in secret], sorted(left_out)
 
 
 def _beside_entry(folder: Path, entry: str) -> Iterator[Source]:
@@ -257,13 +253,28 @@ def _beside_entry(folder: Path, entry: str) -> Iterator[Source]:
     if package.is_dir():
         files += _regular_files(package)
     for path in files:
-        if not _may_be_secret(path):
-            yield Source(path.relative_to(folder).as_posix(), path)
+        yield Source(path.relative_to(folder).as_posix(), path)
+
+
+def _beside_program(folder: Path, program: Sequence[str]) -> Iterator[Source]:
+    """Without git: the folder's .py files and packages, and the files that the command names."""
+    files = sorted(folder.glob("*.py"))
+    for package in sorted(folder.glob("*/__init__.py")):
+        files += _regular_files(package.parent)
+    for word in program:
+        # `conf/run.yaml`, or `--config=conf/run.yaml`.
+        path = Path(os.path.normpath(folder / word.rpartition("=")[2]))
+        if not PurePosixPath(word).is_absolute() and path.is_relative_to(folder):
+            files += [path] if path.is_file() else []
+    for path in dict.fromkeys(files):
+        yield Source(path.relative_to(folder).as_posix(), path)
 
 
 def _own_package() -> Iterator[Source]:
     for path in _regular_files(PACKAGE):
-        yield Source(f"ftslurm/{path.relative_to(PACKAGE).as_posix()}", path)
+        name = f"ftslurm/{path.relative_to(PACKAGE).as_posix()}"
+        if not has_secret_name(name):
+            yield Source(name, path)
 
 
 def _regular_files(folder: Path) -> list[Path]:
@@ -277,10 +288,6 @@ def _regular_files(folder: Path) -> list[Path]:
 def _top_module(entry: str) -> str:
     path = entry[len(OWN_RANK) :] if entry.startswith(OWN_RANK) else entry
     return path.partition(":")[0].partition(".")[0]
-
-
-def _may_be_secret(path: Path) -> bool:
-    return path.suffix not in _ALWAYS_SOURCE and bool(_SECRET_NAMES.fullmatch(path.name))
 
 
 def _leads_out(source: Source) -> bool:
@@ -298,11 +305,11 @@ def _stays_inside(source: Source) -> bool:
     return not place.startswith("..")
 
 
-def _check_size(snapshot: Snapshot) -> None:
-    size = snapshot.size_bytes
+def _check_size(sources: Sequence[Source]) -> None:
+    size = sum(source.size_bytes for source in sources)
     if size <= LIMIT_BYTES:
         return
-    biggest = sorted(snapshot.sources, key=lambda source: -source.size_bytes)[:3]
+    biggest = sorted(sources, key=lambda source: -source.size_bytes)[:3]
     raise RunError(
         f"the code to take along has {_mib(size)}, more than {_mib(LIMIT_BYTES)}; the biggest are "
         f"{_list(biggest)}: put what is not source into .gitignore, or elsewhere"

@@ -26,6 +26,7 @@ from ftslurm.errors import (
     RANK_NEVER_RETRY,
     RANK_STOPPED,
     CheckpointError,
+    CodeError,
     DataError,
     FtslurmError,
     RunError,
@@ -34,7 +35,8 @@ from ftslurm.errors import (
 )
 from ftslurm.run.attempts import FAILED, Outcome, write_outcome
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
-from ftslurm.run.record import RunRecord, read_record
+from ftslurm.run.record import RunRecord
+from ftslurm.run.secret import open_record, without_secrets
 from ftslurm.run.spec_check import check
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def main() -> None:
     atexit.register(quick_end)
     session: Optional[Session] = None
     try:
-        record = read_record(env.layout)
+        record = open_record(env.layout)
         check(record.spec)
         prepare_libraries(record)
         session = open_session(env, record)
@@ -154,7 +156,7 @@ def fail(env: RankEnvironment, session: Optional[Session], error: BaseException)
         log.error("rank %d failed at step %s", env.rank, step, exc_info=error)
         write_rank_error(env, error, step=step)
         if hopeless and env.rank == 0 and not env.attempt_layout.outcome_json.exists():
-            reason = str(error) or type(error).__name__
+            reason = without_secrets(str(error)) or type(error).__name__
             outcome = Outcome(
                 FAILED, step or 0, None, reason=reason, retry=False, written_at=time.time()
             )
@@ -174,7 +176,7 @@ def is_hopeless(error: BaseException, *, is_restoring: bool, has_trained: bool) 
         return is_restoring
     if isinstance(error, DataError):
         return not has_trained
-    return isinstance(error, (SpecError, UsageError))
+    return isinstance(error, (SpecError, UsageError, CodeError))
 
 
 def named(error: BaseException, *, rank: int) -> BaseException:
@@ -189,7 +191,7 @@ def named(error: BaseException, *, rank: int) -> BaseException:
 
 def configure_log(env: RankEnvironment) -> None:
     """UTC, to stderr, with rank and attempt; torch's own loggers only from warnings on."""
-    formatter = logging.Formatter(
+    formatter = _Formatter(
         f"%(asctime)s.%(msecs)03dZ %(levelname)s rank={env.rank} attempt={env.attempt} %(message)s",
         "%Y-%m-%dT%H:%M:%S",
     )
@@ -198,6 +200,13 @@ def configure_log(env: RankEnvironment) -> None:
     handler.setFormatter(formatter)
     logging.getLogger().handlers[:] = [handler]
     logging.getLogger("ftslurm").setLevel(logging.INFO)
+
+
+class _Formatter(logging.Formatter):
+    """Leaves out the secrets of the spec, from tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
 
 def end_children() -> None:
