@@ -1,4 +1,41 @@
-"""ftslurm: a Slurm training run that, once submitted, finishes as if nothing had failed."""
+"""ftslurm: a Slurm training run that, once submitted, finishes as if nothing had ever failed.
+
+    import ftslurm
+
+    state = ftslurm.resume_dir(default=".") / "state.pt"    # kept over all attempts of a run
+    if ftslurm.should_stop():                               # once a step; then save and exit
+
+Two questions for a program started by `ftslurm run -- COMMAND`; what they mean is in
+ftslurm/program/inside.py. Importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional, Union
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A literal: importlib.metadata would cost more than argparse and pathlib together at each start.
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "resume_dir", "should_stop"]
+
+
+def resume_dir(default: Union[str, Path, None] = None) -> Optional[Path]:
+    """The folder in which a run's attempts find what the ones before saved; outside of a run
+    `default`. A file that changes in it counts as progress: keep logs elsewhere."""
+    from ftslurm.program import inside
+
+    return inside.resume_dir(default)
+
+
+def should_stop() -> bool:
+    """Whether this rank was asked to leave: save, let all ranks have saved, and exit.
+
+    Ranks learn of it at different moments, and an operator's order comes to rank 0 alone. With
+    several ranks, agree before you act: all-reduce the answer by its maximum, at the same step.
+    """
+    from ftslurm.program import inside
+
+    return inside.should_stop()

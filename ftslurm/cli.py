@@ -15,7 +15,14 @@ from ftslurm.errors import EXIT_FAILED, EXIT_OK, EXIT_TRY_AGAIN, EXIT_USAGE, Fts
 # imported by name when asked for, so that every other verb stays free of numpy and h5py.
 VERBS = {
     "submit": ("ftslurm.submit.command:main", "compose, freeze and submit a run"),
+    "run": ("ftslurm.submit.program:main", "submit any program: ftslurm run -- python train.py"),
     "status": ("ftslurm.run.status:main", "where a run stands and what happened to it"),
+    "logs": ("ftslurm.operate.logs:main", "the log of one rank, followed on request"),
+    "save": ("ftslurm.operate.save:main", "have a running run save now and go on"),
+    "stop": ("ftslurm.operate.stop:stop_main", "have a run save and leave"),
+    "pause": ("ftslurm.operate.stop:pause_main", "have a run save and leave, its job held"),
+    "resume": ("ftslurm.operate.resume:main", "let a stopped, paused or failed run go on"),
+    "cancel": ("ftslurm.operate.cancel:main", "end a run's jobs now, without a save"),
     "verify": ("ftslurm.checkpoint.verify:main", "check every byte of a run's checkpoints"),
     "data": ("ftslurm.train.build:main", "build or describe a token store"),
     "claim": ("ftslurm.recovery.claim:main", "(batch script) take the next attempt number"),

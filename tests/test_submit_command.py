@@ -195,7 +195,7 @@ def test_options_that_cannot_go_together_are_usage(folder, capsys, arguments, sa
 def test_a_signal_that_nccl_takes_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setenv("NCCL_PROXY_DUMP_SIGNAL", "10")
     assert cli(["submit", *OWN]) == 2
-    assert "takes USR1" in capsys.readouterr().err
+    assert "takes SIGUSR1" in capsys.readouterr().err
 
 
 def test_following_what_is_no_run_says_so(folder, capsys):

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, TypeVar
 
 from ftslurm.errors import FormatError, RunError
-from ftslurm.files import append_record, claim_folder, read_json, read_records, write_json
+from ftslurm.files import (
+    append_record,
+    claim_folder,
+    is_listed,
+    list_folder,
+    read_json,
+    read_records,
+    write_json,
+)
 from ftslurm.run.layout import AttemptLayout, RunLayout
 
 SCHEMA_VERSION = 1
@@ -102,10 +110,15 @@ def claim(layout: RunLayout, attempt: Attempt) -> Attempt:
 def numbers(layout: RunLayout) -> list[int]:
     """Claimed attempt numbers in order."""
     try:
-        names = [path.name for path in layout.attempts.iterdir()]
+        names = list_folder(layout.attempts)
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def claimed_numbers(layout: RunLayout) -> list[int]:
+    """Those whose claim came to its end: one that was cut off never had ranks."""
+    return [number for number in numbers(layout) if is_listed(layout.attempt(number).attempt_json)]
 
 
 def read_attempt(layout: RunLayout, number: int) -> Attempt:
@@ -153,7 +166,8 @@ def append_event(
 
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
     Kinds so far: claimed, restored, fell_back, rejected, signal, committed, save_failed,
-    save_skipped, save_abandoned, retention_failed, ranks_ended, decided, requeue_asked.
+    save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended, decided,
+    requeue_asked, gave_way, asked (of a program's rank 0, to leave).
     """
     append_record(paths.events, {"at": now(), "kind": kind, **facts})
 

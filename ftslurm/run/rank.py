@@ -21,6 +21,7 @@ from typing import Optional
 from ftslurm.errors import UsageError
 from ftslurm.files import write_json
 from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.secret import without_secrets
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
@@ -36,6 +37,8 @@ class RankEnvironment:
     local_rank: int
     local_world_size: int
     node: str
+    node_rank: int
+    """Number of the node among those of the job step."""
     master_addr: str
     master_port: int
     stop_at: Optional[float] = None
@@ -45,15 +48,17 @@ class RankEnvironment:
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> RankEnvironment:
         try:
-            world_size = int(environ["SLURM_NTASKS"])
+            world_size, rank = int(environ["SLURM_NTASKS"]), int(environ["SLURM_PROCID"])
+            local_world_size = int(environ["FTSLURM_TASKS_PER_NODE"])
             return cls(
                 run_dir=Path(environ["FTSLURM_RUN_DIR"]),
                 attempt=int(environ["FTSLURM_ATTEMPT"]),
-                rank=int(environ["SLURM_PROCID"]),
+                rank=rank,
                 world_size=world_size,
                 local_rank=int(environ["SLURM_LOCALID"]),
-                local_world_size=int(environ["FTSLURM_TASKS_PER_NODE"]),
+                local_world_size=local_world_size,
                 node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
+                node_rank=int(environ.get("SLURM_NODEID") or rank // local_world_size),
                 master_addr=environ["MASTER_ADDR"],
                 master_port=int(environ["MASTER_PORT"]),
                 stop_at=float(environ.get("FTSLURM_STOP_AT") or 0) or None,
@@ -107,8 +112,16 @@ stop_flag = StopFlag()
 """The process's one flag: installed before anything heavy is imported."""
 
 
-def write_rank_error(env: RankEnvironment, error: BaseException, *, step: Optional[int]) -> None:
-    """Leave this rank's own account before it exits: the first failure is told from its echoes."""
+def write_rank_error(
+    env: RankEnvironment,
+    error: BaseException,
+    *,
+    step: Optional[int],
+    at: Optional[float] = None,
+) -> None:
+    """Leave this rank's own account before it exits: the first failure is told from its echoes.
+    `at`: UTC seconds of the failure, where it is noted some time after."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
     write_json(
         env.attempt_layout.ranks / f"rank-{env.rank:05d}.json",
         {
@@ -116,9 +129,9 @@ def write_rank_error(env: RankEnvironment, error: BaseException, *, step: Option
             "rank": env.rank,
             "node": env.node,
             "step": step,
-            "at": time.time(),
+            "at": time.time() if at is None else at,
             "type": type(error).__name__,
-            "message": str(error),
-            "traceback": traceback.format_exception(type(error), error, error.__traceback__),
+            "message": without_secrets(str(error)),
+            "traceback": [without_secrets(line) for line in lines],
         },
     )

@@ -17,6 +17,12 @@ from ftslurm.errors import SpecError
 # `1-05:30` is refused, not guessed at: Slurm reads hours and minutes there.
 _TIME = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 
+LIVE = "live"
+"""RunSpec.code: ranks import the folder that the run was submitted from."""
+
+PROGRAM_ENTRY = "rank:ftslurm.program.rank:main"
+"""RunSpec.entry of a run that has a `program`."""
+
 
 @dataclass
 class ClusterSpec:
@@ -70,16 +76,19 @@ class ClusterSpec:
     rank_python: Optional[str] = None
     """Interpreter of the ranks, e.g. the one inside the container."""
     sbatch: list[str] = field(default_factory=list)
-    """Further `#SBATCH` options, one an entry, e.g. `--exclusive` or `--gres=gpu:h100:8`."""
+    """Further options of sbatch, one an entry, e.g. `--exclusive` or `--gres=gpu:h100:8`. Those
+    that a key stands for are refused."""
     srun: list[str] = field(default_factory=list)
     """Further options of the srun that starts the ranks."""
     setup: list[str] = field(default_factory=list)
-    """Lines of bash that the batch script runs first, e.g. `module load cuda/12.4`."""
+    """Commands of bash, each whole in its entry, that the batch script runs first, e.g. `module
+    load cuda/12.4`. One that fails ends the job."""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment of the job, e.g. NCCL_IB_HCA: mlx5. No secrets: this is kept in run.json."""
+    """Environment of the job, e.g. NCCL_IB_HCA: mlx5, set after `setup`. No secrets: this is kept
+    in run.json; sbatch passes on the environment of the shell that submits."""
     container: list[str] = field(default_factory=list)
     """Words before the ranks' command, e.g. [apptainer, exec, image.sif]; `{run_dir}` in them is
-    the run directory. The batch loop stays outside."""
+    the run directory, which has to be writable inside. The batch loop stays outside."""
     container_image: Optional[str] = None
     """Image for srun's pyxis plugin (--container-image)."""
     mounts: list[str] = field(default_factory=list)
@@ -91,11 +100,17 @@ class ClusterSpec:
     interface: Optional[str] = None
     """Network interface that rank 0's address, gloo and NCCL are bound to, e.g. `ib0`."""
     environment: Optional[str] = None
-    """Python environment as one file (.tar, .tar.gz, .squashfs) that is unpacked on each node
-    before the ranks start: an `import torch` from a shared file system makes some 19,000 metadata
-    calls a rank."""
+    """Python environment as one file (.tar, .tar.gz, .tgz, .tar.xz, .squashfs), bin/python at its
+    top, that is unpacked on each node before the ranks start: an `import torch` makes some 13,000
+    metadata calls a rank on the file system that holds it. `{environment}` in rank_python,
+    container and env is the unpacked folder."""
     environment_dir: str = "/tmp"
-    """Folder on each node that it is unpacked in."""
+    """Folder on each node that it is unpacked in, and stays in for the next attempt or job."""
+
+    @property
+    def ranks_are_inside(self) -> bool:
+        """In a container or an archive: the machine that submits cannot ask their interpreter."""
+        return bool(self.container or self.container_image or self.environment)
 
 
 @dataclass
@@ -163,7 +178,9 @@ class CheckpointSpec:
     when_busy: str = "wait"
     """wait | skip: what a save that is due does while the previous one is still persisting."""
     max_failed_saves: int = 3
-    """Failed saves in a row after which the attempt ends."""
+    """Failed saves in a row after which the attempt ends. Not counted: a full disk, a quota, a
+    missing right, a read-only file system; no other attempt would fare better, so the run goes on
+    and tries again."""
     digest: str = "xxh3_128"
     """xxh3_128 | sha256"""
     emergency_deadline_s: Optional[float] = None
@@ -197,7 +214,7 @@ class RunSpec:
     """`module:function` that takes a Session and trains; `rank:module:function` is called as the
     whole rank, without torch."""
     program: list[str] = field(default_factory=list)
-    """Command that each rank runs in place of `entry`; set by `ftslurm run -- COMMAND`."""
+    """Command that each rank runs in place of a loop; set by `ftslurm run -- COMMAND`."""
     code: str = "frozen"
     """frozen | live: frozen ranks import the copy made at submit, and a run whose modules have
     changed since its first attempt stops; live ranks import the folder the run was submitted

@@ -5,8 +5,10 @@ Pure: looks at the values alone. What depends on the site or on a file is refuse
 
 from __future__ import annotations
 
+from typing import Optional
+
 from ftslurm.errors import SpecError
-from ftslurm.run.spec import ClusterSpec, RunSpec, parse_time_s
+from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, RunSpec, parse_time_s
 
 
 def check(spec: RunSpec) -> None:
@@ -61,11 +63,22 @@ def check(spec: RunSpec) -> None:
         )
     if ":" not in spec.entry:
         raise SpecError(f"entry is `{spec.entry}`; write `package.module:function`")
+    if bool(spec.program) != (spec.entry == PROGRAM_ENTRY):
+        raise SpecError("program is no key to set; write `ftslurm run ... -- COMMAND`")
     if spec.model.width % spec.model.heads:
         raise SpecError(
             f"model.width {spec.model.width} is not a multiple of model.heads {spec.model.heads}"
         )
     _check_time(spec.cluster)
+    _check_control_dir(spec.recovery.control_dir)
+
+
+def _check_control_dir(control_dir: Optional[str]) -> None:
+    if control_dir is not None and not control_dir.startswith("/"):
+        raise SpecError(
+            f"recovery.control_dir is `{control_dir}`; give an absolute path, the ranks run in "
+            "another folder"
+        )
 
 
 def _check_time(cluster: ClusterSpec) -> None:

@@ -10,15 +10,17 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.checkpoint.published import published_steps
 from ftslurm.errors import EXIT_OK, RunError
 from ftslurm.files import read_json
+from ftslurm.run.acts import STATE_AFTER, Act, newest_act
 from ftslurm.run.attempts import (
     Attempt,
     Outcome,
@@ -30,6 +32,7 @@ from ftslurm.run.attempts import (
     read_progress,
 )
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.trouble import storage_trouble
 
 QUIET_S = 120.0
 """A run that gave no sign for so long is called quiet instead of running."""
@@ -55,6 +58,8 @@ class AttemptStory:
     ended: str
     """finished | stopped | failed | killed | running"""
     signal: Optional[str]
+    order: Optional[str]
+    """stop | pause: an operator's, which it obeyed."""
     action: Optional[str]
     """Word of the decision that followed; None: there was none (yet)."""
     reason: str
@@ -66,8 +71,11 @@ class AttemptStory:
 class RunStory:
     run_id: str
     state: str
-    """done | running | quiet | waiting | stopped | never started"""
-    steps: int
+    """done | running | quiet | waiting | paused | stopped | cancelled | never started"""
+    program: list[str]
+    """Command of a program of the user's own; none: a loop of ftslurm's."""
+    steps: Optional[int]
+    """None: a program's, which nobody knows."""
     last_step: Optional[int]
     committed_step: Optional[int]
     steps_lost: int
@@ -77,6 +85,8 @@ class RunStory:
     committed_steps: list[int]
     quarantined: list[str]
     attempts: list[AttemptStory]
+    storage: Optional[str] = None
+    """What is wrong with the run's storage, as far as can be seen now."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
@@ -101,14 +111,23 @@ def read_story(layout: RunLayout, *, now: float) -> RunStory:
     run = _read_run(layout)
     attempts = [_read_attempt_story(layout, number) for number in numbers(layout)]
     attempts = _with_steps_lost(attempts)
-    committed = sorted(item.step for item in CheckpointStore(layout).published())
+    committed = sorted(item.step for item in published_steps(layout))
     last = read_progress(layout.attempt(attempts[-1].number)) if attempts else None
     last_sign_at = _last_sign_at(last, attempts)
+    program = [str(word) for word in run["spec"].get("program") or []]
+    if program:
+        attempts = [dataclasses.replace(attempt, last_step=None) for attempt in attempts]
+        last_sign_at = max(
+            filter(None, (last_sign_at, _last_word_at(layout, attempts))), default=None
+        )
     return RunStory(
         run_id=str(run.get("run_id", layout.root.resolve().name)),
-        state=_state(layout.done.exists(), attempts, last_sign_at, now),
-        steps=int(run["spec"]["steps"]),
-        last_step=max((item.last_step or 0 for item in attempts), default=None),
+        state=_state(layout.done.exists(), attempts, newest_act(layout), last_sign_at, now),
+        program=program,
+        steps=None if program else int(run["spec"]["steps"]),
+        last_step=None
+        if program
+        else max((item.last_step or 0 for item in attempts), default=None),
         committed_step=committed[-1] if committed else None,
         steps_lost=sum(item.steps_lost for item in attempts),
         loss=last.loss if last else None,
@@ -117,11 +136,16 @@ def read_story(layout: RunLayout, *, now: float) -> RunStory:
         committed_steps=committed,
         quarantined=_names(layout.quarantine),
         attempts=attempts,
+        storage=storage_trouble(layout, attempts[-1].number) if attempts else None,
     )
 
 
 def render_story(story: RunStory, *, now: float) -> str:
     lines = [f"{story.run_id}: {_headline(story, now)}"]
+    if story.storage:
+        lines.append(f"storage: {story.storage}")
+    if story.program:
+        return "\n".join([*lines, *_program_lines(story)])
     committed = "nothing committed yet"
     if story.committed_step is not None:
         kept = ", ".join(str(step) for step in story.committed_steps[-5:])
@@ -132,13 +156,37 @@ def render_story(story: RunStory, *, now: float) -> str:
         lines.append(f"loss {story.loss:.4f}{speed}")
     for attempt in story.attempts:
         lines.extend(_attempt_lines(attempt))
-    count = len(story.attempts)
-    lines.append(
-        f"{count} attempt{'' if count == 1 else 's'}, {story.steps_lost} steps trained twice"
-    )
+    lines.append(f"{_attempts(story)}, {story.steps_lost} steps trained twice")
     if story.quarantined:
         lines.append(f"quarantined: {', '.join(story.quarantined)}")
     return "\n".join(lines)
+
+
+def _program_lines(story: RunStory) -> Iterator[str]:
+    """What is known of a program: how its attempts ended."""
+    yield f"program: {shlex.join(story.program)}"
+    for attempt in story.attempts:
+        yield f"  {_attempt_name(attempt)}: {attempt.ended}{_asked(attempt)}"
+        if attempt.action:
+            yield f"    {attempt.action}: {attempt.reason}"
+    yield _attempts(story)
+
+
+def _asked(attempt: AttemptStory) -> str:
+    """Who asked it to leave."""
+    if attempt.order:
+        return f" by the order `{attempt.order}`"
+    return f" on {attempt.signal}" if attempt.signal else ""
+
+
+def _attempts(story: RunStory) -> str:
+    count = len(story.attempts)
+    return f"{count} attempt{'' if count == 1 else 's'}"
+
+
+def _attempt_name(attempt: AttemptStory) -> str:
+    restart = f" restart {attempt.restart_count}" if attempt.restart_count else ""
+    return f"attempt {attempt.number} (job {attempt.job_id}{restart}, {','.join(attempt.nodes)})"
 
 
 def _headline(story: RunStory, now: float) -> str:
@@ -150,13 +198,9 @@ def _headline(story: RunStory, now: float) -> str:
 def _attempt_lines(attempt: AttemptStory) -> list[str]:
     begun = "step 0" if attempt.restored_step is None else f"step {attempt.restored_step}"
     reached = "no step" if attempt.last_step is None else f"step {attempt.last_step}"
-    signal = f" on {attempt.signal}" if attempt.signal else ""
+    asked = _asked(attempt)
     lost = f", {attempt.steps_lost} steps lost" if attempt.steps_lost else ""
-    restart = f" restart {attempt.restart_count}" if attempt.restart_count else ""
-    lines = [
-        f"  attempt {attempt.number} (job {attempt.job_id}{restart}, {','.join(attempt.nodes)}): "
-        f"from {begun} to {reached}, {attempt.ended}{signal}{lost}"
-    ]
+    lines = [f"  {_attempt_name(attempt)}: from {begun} to {reached}, {attempt.ended}{asked}{lost}"]
     if attempt.action:
         lines.append(f"    {attempt.action}: {attempt.reason}")
     return lines
@@ -196,6 +240,7 @@ def _read_attempt_story(layout: RunLayout, number: int) -> AttemptStory:
         committed_step=max(committed, default=None),
         ended=_how_it_ended(outcome, decision),
         signal=_signal(events, outcome),
+        order=outcome.order if outcome else None,
         action=decision.get("action"),
         reason=str(decision.get("reason", "")),
         steps_lost=0,
@@ -297,17 +342,23 @@ def _overlap(steps: range, others: Sequence[range]) -> int:
 
 
 def _state(
-    done: bool, attempts: list[AttemptStory], last_sign_at: Optional[float], now: float
+    done: bool,
+    attempts: list[AttemptStory],
+    act: Optional[Act],
+    last_sign_at: Optional[float],
+    now: float,
 ) -> str:
     if done:
         return "done"
+    claimed_at = (attempts[-1].claimed_at or 0.0) if attempts else 0.0
+    if act is not None and act.at > claimed_at:
+        return STATE_AFTER[act.result]
     if not attempts:
         return "never started"
     last = attempts[-1]
-    if last.action == "stop":
-        return "stopped"
-    if last.action == "requeued":
-        return "waiting"
+    known = {"stop": "stopped", "ended": "stopped", "paused": "paused", "requeued": "waiting"}
+    if last.action in known:
+        return known[last.action]
     return "running" if last_sign_at and now - last_sign_at < QUIET_S else "quiet"
 
 
@@ -315,6 +366,12 @@ def _last_sign_at(progress: Optional[Progress], attempts: list[AttemptStory]) ->
     claimed = attempts[-1].claimed_at if attempts else None
     written = progress.written_at if progress else None
     return max((at for at in (claimed, written) if at), default=None)
+
+
+def _last_word_at(layout: RunLayout, attempts: Sequence[AttemptStory]) -> Optional[float]:
+    """When a rank of the newest attempt last wrote to its log."""
+    logs = layout.attempt(attempts[-1].number).logs.glob("rank-*.log") if attempts else ()
+    return max((path.stat().st_mtime for path in logs), default=None)
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """`ftslurm submit`: compose, freeze, submit; with --wait, follow to the end.
 
 Prints the job id and the run directory. A dry run shows what would be done and writes nothing.
+`ftslurm run` (program.py) does the same through `submit_new`.
 """
 
 from __future__ import annotations
@@ -10,23 +11,32 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, SpecError, UsageError
-from ftslurm.run.jobs import BY_SUBMIT, add_job, newest_job
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, UsageError
+from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Scheduler, Site
+from ftslurm.scheduler.sbatch import RefusedError
 from ftslurm.submit.compose import compose_run
-from ftslurm.submit.follow import Ending, Follower
+from ftslurm.submit.follow import Ending, Follower, job_to_watch
 from ftslurm.submit.freeze import Plan, freeze, plan_run
+from ftslurm.submit.program_files import check_program, left_behind, with_program
+from ftslurm.submit.refuse import (
+    refuse_inside_job,
+    refuse_signal_clash,
+    refuse_slow_save,
+    refuse_storage,
+    save_cost,
+    storage_of,
+)
 from ftslurm.submit.snapshot import unseen_folders
 
 _EPILOG = """examples:
@@ -43,12 +53,24 @@ whole rank, without torch (see ftslurm/submit/rank.py)."""
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = _options(argv)
-    say = _to_stderr if options.json else _to_stdout
+    say = speaker(options)
     if options.follow is not None:
         if options.overrides or options.dry_run:
             raise UsageError("--follow takes a run directory only; overrides are for a new run")
         return _follow(RunLayout(options.follow.absolute()), options, say)
-    plan, scheduler = _plan(options, say)
+    return submit_new(options, say)
+
+
+def speaker(options: argparse.Namespace) -> Callable[[str], None]:
+    """Where talk goes: not between the JSON."""
+    return _to_stderr if options.json else _to_stdout
+
+
+def submit_new(
+    options: argparse.Namespace, say: Callable[[str], None], *, program: Sequence[str] = ()
+) -> int:
+    """Plan, and as the options say show, submit and follow; the exit code."""
+    plan, scheduler = _plan(options, say, program)
     if options.dry_run:
         _show_plan(plan, say, as_json=options.json)
         return EXIT_OK
@@ -68,10 +90,7 @@ def _options(argv: Optional[list[str]]) -> argparse.Namespace:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE, GROUP=OPTION")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options beside conf/'s")
-    parser.add_argument("--dry-run", action="store_true", help="show script and plan, do nothing")
-    parser.add_argument("--wait", action="store_true", help="follow the run to its end")
+    add_options(parser)
     parser.add_argument(
         "--drill",
         action="store_true",
@@ -79,7 +98,6 @@ def _options(argv: Optional[list[str]]) -> argparse.Namespace:
         "(also as the override drill=true)",
     )
     parser.add_argument("--follow", type=Path, metavar="RUN", help="follow a run submitted before")
-    parser.add_argument("--json", action="store_true", help="result as JSON, talk to stderr")
     options = parser.parse_intermixed_args(argv)
     for word in [word for word in options.overrides if word.startswith("drill=")]:
         options.overrides.remove(word)
@@ -92,7 +110,18 @@ def _options(argv: Optional[list[str]]) -> argparse.Namespace:
     return options
 
 
-def _plan(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[Plan, Scheduler]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is asked in the same way of a loop and of a program."""
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE, GROUP=OPTION")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="options beside conf/'s")
+    parser.add_argument("--dry-run", action="store_true", help="show script and plan, do nothing")
+    parser.add_argument("--wait", action="store_true", help="follow the run to its end")
+    parser.add_argument("--json", action="store_true", help="result as JSON, talk to stderr")
+
+
+def _plan(
+    options: argparse.Namespace, say: Callable[[str], None], program: Sequence[str]
+) -> tuple[Plan, Scheduler]:
     found = shutil.which("sbatch") is not None
     composed = compose_run(
         options.overrides,
@@ -102,10 +131,11 @@ def _plan(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[Plan
     if "cluster" in composed.opened:
         why = "sbatch is on PATH" if found else "there is no sbatch on PATH"
         say(f"cluster={composed.opened['cluster']}, because {why}")
-    spec = composed.spec
-    _check_environment(spec, os.environ)
-    if "SLURM_JOB_ID" in os.environ:
-        _to_stderr("ftslurm: warning: submitting from inside a job; its SLURM_* are not passed on")
+    spec, text = composed.spec, composed.text
+    if program:
+        spec, text = with_program(spec, text, program)
+    refuse_inside_job(spec, os.environ)
+    refuse_signal_clash(spec, os.environ)
     scheduler = open_scheduler(spec.cluster.scheduler)
     try:
         site = _site(spec, scheduler, sbatch_found=found)
@@ -114,7 +144,10 @@ def _plan(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[Plan
             raise
         _to_stderr(f"ftslurm: warning: {error}; what depends on the site is left open")
         site = None
-    plan = plan_run(spec, composed.text, scheduler, site, folder=Path.cwd())
+    plan = plan_run(spec, text, scheduler, site, folder=Path.cwd())
+    _look_at_storage(plan)
+    if program:
+        _check_program(plan)
     unseen = unseen_folders(plan.snapshot, os.environ)
     if unseen:
         _to_stderr(
@@ -122,6 +155,23 @@ def _plan(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[Plan
             "see; they import from the run's copy of this folder's code and from what is installed"
         )
     return plan, scheduler
+
+
+def _look_at_storage(plan: Plan) -> None:
+    runs_dir = plan.layout.root.parent
+    warning = refuse_storage(plan.spec, storage_of(runs_dir), runs_dir)
+    if warning is not None:
+        _to_stderr(f"ftslurm: warning: {warning}")
+    refuse_slow_save(save_cost(plan.spec, runs_dir), plan.emergency_deadline_s)
+
+
+def _check_program(plan: Plan) -> None:
+    check_program(plan.snapshot, plan.spec)
+    for word in left_behind(plan.snapshot, plan.spec.program):
+        _to_stderr(
+            f"ftslurm: warning: `{word}` is here but not in the run's copy of the code, where the "
+            "program runs; if the program reads it, give its absolute path"
+        )
 
 
 def _site(spec: RunSpec, scheduler: Scheduler, *, sbatch_found: bool) -> Site:
@@ -142,17 +192,6 @@ def _site(spec: RunSpec, scheduler: Scheduler, *, sbatch_found: bool) -> Site:
     return site
 
 
-def _check_environment(spec: RunSpec, environ: Mapping[str, str]) -> None:
-    # NCCL installs a handler of its own for it, and the ranks would never see the warning.
-    taken = environ.get("NCCL_PROXY_DUMP_SIGNAL")
-    number = signal.Signals[f"SIG{spec.cluster.signal}"].value
-    if taken == str(number):
-        raise SpecError(
-            f"NCCL_PROXY_DUMP_SIGNAL={taken} takes {spec.cluster.signal}, the warn signal; unset "
-            "it, or choose the other cluster.signal"
-        )
-
-
 def _show_plan(plan: Plan, say: Callable[[str], None], *, as_json: bool) -> None:
     if as_json:
         _print_json(
@@ -169,6 +208,7 @@ def _show_plan(plan: Plan, say: Callable[[str], None], *, as_json: bool) -> None
     rows = {
         "run directory": plan.layout.root,
         "ranks": f"{plan.spec.cluster.nodes} x {plan.spec.cluster.tasks_per_node}",
+        **({"program": shlex.join(plan.spec.program)} if plan.spec.program else {}),
         "code": f"{len(code.sources)} files, {code.size_bytes / (1 << 20):.1f} MiB, "
         f"commit {code.commit or 'none'}{' and changes' if code.dirty else ''}",
         "left out": ", ".join(code.left_out) or "nothing",
@@ -186,13 +226,13 @@ def _show_plan(plan: Plan, say: Callable[[str], None], *, as_json: bool) -> None
 
 def _data_words(plan: Plan) -> str:
     if plan.data is None:
-        return "the loop's own"
+        return "the program's own" if plan.spec.program else "the loop's own"
     return f"{plan.data.path}{'' if plan.data.path.exists() else ' (to be built)'}"
 
 
 def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str:
     """Freeze and hand over; the job id. No run directory stays when there is certainly no job."""
-    from ftslurm.submit.executor import RefusedError, submit_run
+    from ftslurm.submit.executor import submit_run
 
     if plan.data is not None and plan.data.may_build and not plan.data.path.exists():
         say(f"building `{plan.data.path}` from the text of Python's own library, once")
@@ -203,20 +243,22 @@ def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str
         shutil.rmtree(plan.layout.root)
         raise
     add_job(plan.layout, job_id, scheduler=scheduler.name, queued_by=BY_SUBMIT)
+    if plan.spec.program:
+        ranks = f"{plan.spec.cluster.nodes} x {plan.spec.cluster.tasks_per_node}"
+        say(f"starts {ranks} times: {shlex.join(plan.spec.program)}")
     say(f"job id:        {job_id}")
     say(f"run directory: {plan.layout.root}")
     return job_id
 
 
 def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    spec = read_record(layout).spec
-    job = newest_job(layout)
-    if job is None:
+    record = read_record(layout)
+    spec, job_id = record.spec, job_to_watch(layout)
+    if job_id is None:
         raise RunError(f"`{layout.root}` is no run that was submitted; no job of it is known")
-    job_id, name = job.job_id, job.scheduler
     follower = Follower(
         layout,
-        open_scheduler(name, run_dir=layout.root),
+        open_scheduler(record.scheduler, run_dir=layout.root),
         job_id,
         lambda text: say(f"{time.strftime('%H:%M:%S')}  {text}"),
         drill_signal=spec.cluster.signal if options.drill else None,

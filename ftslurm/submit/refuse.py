@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,13 @@ from typing import Optional
 from ftslurm.errors import FormatError, RunError, SpecError, UsageError
 from ftslurm.run.attempts import numbers, read_events
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.rank import STOP_SIGNALS
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.spec import RunSpec
 
 REFERENCE_ENTRY = "ftslurm.train.reference:train"
+
+_NCCL_SIGNAL = "NCCL_PROXY_DUMP_SIGNAL"
 
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay")
 """File systems whose content goes with the host, or with the container, that holds them."""
@@ -68,14 +70,17 @@ def refuse_inside_job(spec: RunSpec, environ: Mapping[str, str]) -> None:
 
 
 def refuse_signal_clash(spec: RunSpec, environ: Mapping[str, str]) -> None:
-    """SpecError when NCCL would take the warn signal for itself."""
+    """SpecError when the shell's NCCL setting takes a signal that asks ranks to stop; what
+    cluster.env sets in its place is looked at with the other values there."""
+    if _NCCL_SIGNAL in spec.cluster.env:
+        return
     # NCCL installs a handler of its own for it, and the ranks would never see the warning.
-    taken = spec.cluster.env.get("NCCL_PROXY_DUMP_SIGNAL", environ.get("NCCL_PROXY_DUMP_SIGNAL"))
-    number = signal.Signals[f"SIG{spec.cluster.signal}"].value
-    if taken is not None and taken.strip() == str(number):
+    taken = environ.get(_NCCL_SIGNAL, "").strip()
+    clashing = [number for number in STOP_SIGNALS if taken == str(int(number))]
+    if clashing:
         raise SpecError(
-            f"NCCL_PROXY_DUMP_SIGNAL={taken} takes {spec.cluster.signal}, the warn signal; unset "
-            "it, or choose the other cluster.signal"
+            f"{_NCCL_SIGNAL}={taken} takes {clashing[0].name}, which asks the ranks to stop; unset "
+            "it, or give it another signal"
         )
 
 

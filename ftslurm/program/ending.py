@@ -1,0 +1,83 @@
+"""How a program's attempt has ended, written down once its launcher has: finished, stopped, or
+nothing, which is a failure.
+
+One writer, the batch loop, after the last rank is gone: one that ends well early does not end the
+run, and what a rank says of itself cannot be contradicted by a slower one.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+from ftslurm.errors import RANK_STOPPED, FormatError
+from ftslurm.files import read_json, write_json
+from ftslurm.run.attempts import (
+    FINISHED,
+    STOPPED,
+    Outcome,
+    read_events,
+    read_outcome,
+    write_outcome,
+)
+from ftslurm.run.control import ControlFiles
+from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.record import RunRecord
+
+ASKED = "asked"
+"""Kind of the event in which rank 0 notes that it was asked to leave."""
+
+
+def settle(
+    layout: RunLayout,
+    record: RunRecord,
+    attempt: int,
+    *,
+    rc: int,
+    now: Callable[[], float] = time.time,
+) -> None:
+    """`rc`: the launcher's, the highest of all ranks'. May be called again after an error."""
+    paths = layout.attempt(attempt)
+    if read_outcome(paths) is not None:
+        return
+    if rc == 0:
+        # DONE before the outcome: a kill in between leaves a run that is known to have finished.
+        write_json(layout.done, {"schema_version": 1, "attempt": attempt, "finished_at": now()})
+        write_outcome(paths, Outcome(FINISHED, 0, 0, written_at=now()))
+        return
+    asked = _asked(paths)
+    if not _has_stopped(rc, asked, _first_error_at(paths)):
+        return
+    signal_name, order = (asked.get("signal"), asked.get("order")) if asked else (None, None)
+    # Equal steps: whether it has saved is the program's to know.
+    outcome = Outcome(STOPPED, 0, 0, signal=signal_name, order=order, written_at=now())
+    write_outcome(paths, outcome)
+    if asked and order:
+        files = ControlFiles(layout, record.run_id, record.spec.recovery.control_dir)
+        files.take_away(order, given_by_ns=asked.get("order_given_at_ns"))
+
+
+def _has_stopped(rc: int, asked: Optional[dict[str, Any]], first_error_at: Optional[float]) -> bool:
+    """The ranks left on request. After a failure the launcher TERMs the others, which reads like a
+    request; then an error is older than it, or a rank that was killed shows in the code."""
+    if first_error_at is not None and (asked is None or float(asked["at"]) > first_error_at):
+        return False
+    by_term = asked is None or asked.get("signal") == signal.SIGTERM.name
+    return rc == RANK_STOPPED if by_term else True
+
+
+def _asked(paths: AttemptLayout) -> Optional[dict[str, Any]]:
+    """None when the request reached other ranks than rank 0 only."""
+    return next((event for event in read_events(paths) if event["kind"] == ASKED), None)
+
+
+def _first_error_at(paths: AttemptLayout) -> Optional[float]:
+    found = []
+    for path in paths.ranks.glob("rank-*.json"):
+        try:
+            found.append(float(read_json(path)["at"]))
+        except FormatError:
+            continue
+    return min(found, default=None)
