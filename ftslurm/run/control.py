@@ -1,18 +1,24 @@
 """Orders to a running run, as files: save, stop, pause. Needs no right on the job.
 
 An order is an empty file, RUN/control/save and the like, or RUN_ID.save in the folder that
-`recovery.control_dir` names. Rank 0 looks for them every few seconds, all ranks act at the same
-step boundary, and rank 0 takes the file away when the order is carried out.
+`recovery.control_dir` names: whoever may create a file there may stop the run. Rank 0 looks for
+them every few seconds, all ranks act at the same step boundary, and rank 0 takes the file away when
+the order is carried out. One that it may not take away (another user's, in a sticky folder) is
+noted as carried out and counts again when it is given again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.errors import FormatError
+from ftslurm.files import read_json, write_json
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.record import RunRecord
 
 SAVE = "save"
 """Save at the next boundary and go on."""
@@ -22,8 +28,27 @@ PAUSE = "pause"
 """Save, leave, keep the job in the queue, held."""
 ORDERS = (STOP, PAUSE, SAVE)
 """Strongest first."""
+LEAVING = (STOP, PAUSE)
 
 LOOK_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order as it was found."""
+
+    name: str
+    given_at_ns: int
+    """Newest modification time of its files: an order that is given again is another one."""
+
+
+def strength(name: Optional[str]) -> int:
+    """A number for ranks to agree on by a maximum; 0: no order."""
+    return 0 if name is None else len(ORDERS) - ORDERS.index(name)
+
+
+def of_strength(number: int) -> Optional[str]:
+    return None if number == 0 else ORDERS[len(ORDERS) - number]
 
 
 @dataclass(frozen=True)
@@ -39,29 +64,93 @@ class ControlFiles:
         if self.control_dir:
             yield Path(self.control_dir) / f"{self.run_id}.{order}"
 
-    def read(self) -> Optional[str]:
+    def look(self) -> Optional[Order]:
         """The strongest order there is. A folder that cannot be read gives none: an operator's
         convenience must not end a run."""
-        for order in ORDERS:
-            for place in self.places(order):
-                try:
-                    place.stat()
-                except OSError:
-                    continue
-                return order
+        noted = self._noted()
+        for name in ORDERS:
+            given = [at for _, at in self._given(name, noted)]
+            if given:
+                return Order(name, max(given))
         return None
+
+    def read(self) -> Optional[str]:
+        """Name of the strongest order there is."""
+        order = self.look()
+        return None if order is None else order.name
+
+    def read_leaving(self) -> Optional[str]:
+        """The stronger of the orders to leave."""
+        return next((name for name in LEAVING if self.is_given(name)), None)
+
+    def is_given(self, name: str) -> bool:
+        return any(self._given(name, self._noted()))
 
     def give(self, order: str) -> Path:
         """Leave an order in the run directory."""
-        self.layout.control.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder()
         place = self.layout.control / order
         place.touch()
         return place
 
-    def take_away(self, order: str) -> None:
-        """The order has been carried out."""
-        for place in self.places(order):
+    def take_away(self, name: str, *, given_by_ns: Optional[int] = None) -> None:
+        """The order has been carried out, or is withdrawn; `given_by_ns`: not one given later."""
+        kept = {}
+        for place, given_at_ns in self._given(name, self._noted()):
+            if given_by_ns is not None and given_at_ns > given_by_ns:
+                continue
             try:
                 place.unlink()
             except FileNotFoundError:
                 continue
+            except OSError:
+                kept[str(place)] = given_at_ns
+        if kept:
+            self._make_folder()
+            files = {**self._noted(), **kept}
+            write_json(self._note, {"schema_version": 1, "files": files}, durable=False)
+
+    def take_away_leaving(self) -> None:
+        for name in LEAVING:
+            self.take_away(name)
+
+    def _given(self, name: str, noted: dict[str, int]) -> Iterator[tuple[Path, int]]:
+        for place in self.places(name):
+            given_at_ns = _given_at_ns(place)
+            if given_at_ns is not None and given_at_ns != noted.get(str(place)):
+                yield place, given_at_ns
+
+    @property
+    def _note(self) -> Path:
+        return self.layout.control / "carried-out.json"
+
+    def _noted(self) -> dict[str, int]:
+        try:
+            return {str(place): int(at) for place, at in read_json(self._note)["files"].items()}
+        except (OSError, FormatError):
+            return {}
+
+    def _make_folder(self) -> None:
+        folder = self.layout.control
+        folder.mkdir(mode=0o700, exist_ok=True)
+        owner = self.layout.root.stat()
+        if os.geteuid() == 0:
+            os.chown(folder, owner.st_uid, owner.st_gid)  # the ranks have to get in
+
+
+def control_files(layout: RunLayout, record: RunRecord) -> ControlFiles:
+    return ControlFiles(layout, record.run_id, record.spec.recovery.control_dir)
+
+
+def _given_at_ns(place: Path) -> Optional[int]:
+    """None when its folder does not list it. Listed, because a name that was once looked up in vain
+    may stay away for a minute on a shared file system (nfs(5), acdirmax)."""
+    try:
+        if place.name not in os.listdir(place.parent):  # noqa: PTH208
+            return None
+    except OSError:
+        return None
+    try:
+        return place.lstat().st_mtime_ns  # a link in a folder that others write to is not followed
+    except OSError:
+        return 0

@@ -11,13 +11,37 @@ import torch.distributed as dist
 
 from ftslurm.files import write_json
 from ftslurm.replay.trace import read_trace
-from ftslurm.run.attempts import FINISHED, Outcome, write_outcome
+from ftslurm.run.attempts import FINISHED, STOPPED, Outcome, write_outcome
 from ftslurm.run.layout import RunLayout
+from ftslurm.train.stop import Word
 
 log = logging.getLogger(__name__)
 
 LAST_BARRIER_S = 60
 """How long a rank waits for the others before it leaves without them."""
+
+
+def stopped(
+    agreed: Word,
+    step: int,
+    committed_step: int | None,
+    order: str | None,
+    missed_s: float | None,
+) -> Outcome:
+    """The outcome of an attempt that was asked to leave; `missed_s`: the deadline that its save has
+    missed, None: it has committed."""
+    reason = ""
+    if missed_s is not None:
+        reason = f"the save of step {step} did not commit ({missed_s:.0f} s were left for it)"
+    return Outcome(
+        result=STOPPED,
+        step=step,
+        committed_step=committed_step,
+        signal=agreed.stop_signal_name,
+        order=order,
+        reason=reason,
+        written_at=time.time(),
+    )
 
 
 def settle(

@@ -1,7 +1,8 @@
 """Rank 0's account of an attempt while it runs: trace, progress.json, journal, log lines.
 
 Reporting only: nothing reads it back to decide how to train. A write that fails is logged and
-counted, and never ends the training or keeps it from a save.
+counted, and never ends the training or keeps it from a save. What the journal did not take (a full
+disk) is kept and added, with its own time, once it can be written again.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +23,7 @@ from ftslurm.run.layout import RunLayout
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 1.0
+MAX_KEPT_EVENTS = 10_000
 
 
 class Recorder:
@@ -45,6 +48,8 @@ class Recorder:
         self._step_began = self._written = clock()
         self._tokens_written = 0
         self._failed_writes: Counter[str] = Counter()
+        self._unwritten: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=MAX_KEPT_EVENTS)
+        self._journal = threading.Lock()
 
     def enter(self, phase: str, **changes: object) -> None:
         """A new phase of the attempt; written at once."""
@@ -93,16 +98,28 @@ class Recorder:
         """One line for the journal. May be called from any thread: it is appended in one write."""
         is_bad = "fail" in kind or kind in ("rejected", "fell_back")
         log.log(logging.WARNING if is_bad else logging.INFO, "%s %s", kind, dict(facts))
-        self._try("journal", lambda: append_event(self._paths, kind, **facts))
+        with self._journal:
+            self._unwritten.append((self._now(), kind, dict(facts)))
+        self._try("journal", self._write_events)
 
     def close(self) -> None:
         """The trace is durable on return, unless that failed, which is logged."""
+        self._try("journal", self._write_events)
         self._try("trace", self._trace.close)
         if self._failed_writes:
             log.warning("failed_writes %s", dict(self._failed_writes))
 
+    def _write_events(self) -> None:
+        with self._journal:
+            while self._unwritten:
+                at, kind, facts = self._unwritten[0]
+                append_event(self._paths, kind, now=lambda: at, **facts)  # noqa: B023 - called here
+                self._unwritten.popleft()
+
     def _write(self) -> None:
         self._written = self._clock()
+        if self._unwritten:
+            self._try("journal", self._write_events)
         progress = dataclasses.replace(self._progress, written_at=self._now())
         self._try("progress", lambda: write_progress(self._paths, progress))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,20 @@ from torch import nn
 from ftslurm import faults
 from ftslurm.errors import RANK_STOPPED, CheckpointError, UsageError
 from ftslurm.replay.determinism import parameter_digest, seed_all
-from ftslurm.run.attempts import FINISHED, STOPPED, Outcome, read_attempt
+from ftslurm.run.attempts import FINISHED, Outcome, read_attempt
+from ftslurm.run.control import control_files
 from ftslurm.run.rank import RankEnvironment, StopFlag
 from ftslurm.run.record import RunRecord
 from ftslurm.train import parallel
 from ftslurm.train.checkpointer import Checkpointer, SaveFacts
 from ftslurm.train.cursor import Cursor
 from ftslurm.train.distributed import Groups
-from ftslurm.train.ending import LAST_BARRIER_S, leave_together, settle
+from ftslurm.train.ending import LAST_BARRIER_S, leave_together, settle, stopped
 from ftslurm.train.feed import open_feed
 from ftslurm.train.loader import GlobalBatches, MicroBatch
+from ftslurm.train.orders import Orders
 from ftslurm.train.progress import Recorder
+from ftslurm.train.same_code import check_same_code
 from ftslurm.train.state import TrainState
 from ftslurm.train.stop import Agreement, Speaker, Word, save_is_due, start_maximum
 from ftslurm.train.token_store import TokenStore
@@ -96,16 +100,9 @@ class Session:
         self._checkpointer: Checkpointer | None = None
         self._boundary_at = clock()
         self._saved_step: int | None = None
-        self._recorder = (
-            Recorder(
-                env.layout,
-                attempt=env.attempt,
-                steps=self.spec.steps,
-                log_interval_steps=self.spec.log_interval_steps,
-            )
-            if self.rank == 0
-            else None
-        )
+        self._recorder = _open_recorder(env, record) if self.rank == 0 else None
+        files = control_files(env.layout, record)
+        self._orders = Orders(files, self._event) if self.rank == 0 else None
         self._enter("starting")
 
     @property
@@ -179,11 +176,12 @@ class Session:
         if restored is not None:
             self.step = restored.step
             self._tokens = restored.position["tokens"]
+        check_same_code(self._env, self._record, self._groups.control, on_event=self._event)
         self.is_restoring = False
         self._boundary_at = self._clock()
         self._speaker.saved()
         # A flag set while importing, warming up or restoring takes effect after one step.
-        self._agreement.at_boundary(self._speaker.word())
+        self._agreement.at_boundary(self._word())
         if self._recorder is not None:
             restored_step = None if restored is None else restored.step
             self._recorder.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)
@@ -226,17 +224,17 @@ class Session:
                 failed_saves=checkpointer.failed_saves,
             )
         boundary_before, self._boundary_at = self._boundary_at, self._clock()
-        agreed = self._agreement.at_boundary(self._speaker.word())
+        agreed = self._agreement.at_boundary(self._word())
         checkpointer.poll()
         if self.step >= self.spec.steps:
             return  # finish() saves; a stop asked for now has nothing left to stop
-        if agreed.stop_signal:
+        if agreed.leaves:
             # What was agreed on was said at the boundary before, some time after the signal.
             self._stop(agreed, asked_at=boundary_before - agreed.waited_ms / 1000)
         if save_is_due(
             self.step,
             interval_steps=self.spec.checkpoint.interval_steps,
-            asked_by_clock=agreed.save_due,
+            asked=agreed.saves,
             saved_step=self._saved_step,
         ) and checkpointer.save(self.step, self._position()):
             self._saved_step = self.step
@@ -270,27 +268,27 @@ class Session:
         )
         self._leave()
 
+    def _word(self) -> Word:
+        word = self._speaker.word()
+        if self._orders is None:
+            return word
+        return replace(word, order=self._orders.due(self.step, saved_step=self._saved_step))
+
     def _stop(self, agreed: Word, *, asked_at: float) -> None:
-        """Save inside what is left of the deadline, settle the outcome, leave."""
+        """Save, settle the outcome, leave; inside what is left of the deadline when the site asks,
+        an operator waits for the save."""
         checkpointer = self._require_checkpointer()
         self._agreement.drain()
         self._enter("saving")
-        self._event("signal", signal=agreed.stop_signal_name, step=self.step)
-        self.log.warning("stopping at step %d on %s", self.step, agreed.stop_signal_name)
-        deadline_s = self._left_s(asked_at)
+        if agreed.stop_signal:
+            self._event("signal", {"signal": agreed.stop_signal_name, "step": self.step})
+        self.log.warning("stopping at step %d on %s", self.step, agreed.asked_by)
+        deadline_s = self._left_s(asked_at) if agreed.stop_signal else FINAL_SAVE_DEADLINE_S
         saved = checkpointer.emergency_save(self.step, self._position(), deadline_s=deadline_s)
-        reason = (
-            "" if saved else f"the save of step {self.step} did not commit in {deadline_s:.0f} s"
-        )
+        order = self._orders.leaving(agreed.order) if self._orders else None
+        committed_step = checkpointer.committed_step
         self._settle(
-            Outcome(
-                result=STOPPED,
-                step=self.step,
-                committed_step=checkpointer.committed_step,
-                signal=agreed.stop_signal_name,
-                reason=reason,
-                written_at=time.time(),
-            )
+            stopped(agreed, self.step, committed_step, order, None if saved else deadline_s)
         )
         self.is_save_abandoned = not saved
         if saved:
@@ -316,6 +314,8 @@ class Session:
             loss=self._loss,
             parameter_digest=parameter_digest,
         )
+        if self._orders is not None:
+            self._orders.ended(outcome)
         self._enter(outcome.result, step=outcome.step, committed_step=outcome.committed_step)
 
     def _leave(self, *, timeout_s: float = LAST_BARRIER_S) -> None:
@@ -347,7 +347,7 @@ class Session:
             groups=self._groups,
             state=state,
             attempt=self._env.attempt,
-            on_event=lambda kind, event: self._event(kind, **event),
+            on_event=self._checkpoint_event,
         )
 
     def _require_checkpointer(self) -> Checkpointer:
@@ -368,6 +368,20 @@ class Session:
         if self._recorder is not None:
             self._recorder.enter(phase, **changes)
 
-    def _event(self, kind: str, **facts: Any) -> None:
+    def _event(self, kind: str, facts: Mapping[str, Any]) -> None:
         if self._recorder is not None:
             self._recorder.event(kind, facts)
+
+    def _checkpoint_event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self._event(kind, facts)
+        if self._orders is not None:
+            self._orders.heard(kind, facts)
+
+
+def _open_recorder(env: RankEnvironment, record: RunRecord) -> Recorder:
+    return Recorder(
+        env.layout,
+        attempt=env.attempt,
+        steps=record.spec.steps,
+        log_interval_steps=record.spec.log_interval_steps,
+    )

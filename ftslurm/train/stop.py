@@ -1,8 +1,9 @@
 """Agreement of all ranks on what happens at a step boundary, at no cost to the step.
 
-What a rank knows at the end of step k (its stop flag; on rank 0 also the clock) rides on an
-asynchronous all-reduce that is read at the end of step k+1, so every rank acts at the same step.
-A signal therefore takes effect one to two steps after it came. Never in a signal handler.
+What a rank knows at the end of step k (its stop flag; on rank 0 also the clock and an operator's
+order) rides on an asynchronous all-reduce that is read at the end of step k+1, so every rank acts
+at the same step. A signal therefore takes effect one to two steps after it came. Never in a signal
+handler.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Optional, Protocol
 import torch
 import torch.distributed as dist
 
+from ftslurm.run.control import LEAVING, SAVE, of_strength, strength
 from ftslurm.run.rank import StopFlag
 
 
@@ -29,19 +31,37 @@ class Word:
     """Rank 0's clock says that a periodic save is due."""
     waited_ms: int = 0
     """How long ago the stop was asked for when this was said; the longest of all ranks."""
+    order: Optional[str] = None
+    """The strongest order that rank 0 has found (run/control.py)."""
 
     @property
     def stop_signal_name(self) -> Optional[str]:
         return signal.Signals(self.stop_signal).name if self.stop_signal else None
 
+    @property
+    def asked_by(self) -> str:
+        """Who asks for a stop, in words."""
+        return self.stop_signal_name or f"the order `{self.order}`"
+
+    @property
+    def leaves(self) -> bool:
+        """All ranks are to save and leave."""
+        return self.stop_signal != 0 or self.order in LEAVING
+
+    @property
+    def saves(self) -> bool:
+        """Somebody, not the step number, asks for a save."""
+        return self.save_due or self.order == SAVE
+
 
 def encode(word: Word) -> list[int]:
     """Numbers whose maximum over ranks is the agreed word."""
-    return [word.stop_signal, int(word.save_due), word.waited_ms]
+    return [word.stop_signal, int(word.save_due), word.waited_ms, strength(word.order)]
 
 
 def decode(values: Sequence[int]) -> Word:
-    return Word(stop_signal=values[0], save_due=bool(values[1]), waited_ms=values[2])
+    stop_signal, save_due, waited_ms, order = values
+    return Word(stop_signal, bool(save_due), waited_ms, of_strength(order))
 
 
 class Speaker:
@@ -133,13 +153,11 @@ def start_maximum(group: dist.ProcessGroup) -> Callable[[list[int]], Pending]:
     return start
 
 
-def save_is_due(
-    step: int, *, interval_steps: int, asked_by_clock: bool, saved_step: Optional[int]
-) -> bool:
-    """Whether to save at the end of `step`; the same on every rank.
+def save_is_due(step: int, *, interval_steps: int, asked: bool, saved_step: Optional[int]) -> bool:
+    """Whether to save at the end of `step`; the same on every rank. `asked`: by the agreed word.
 
-    A save at the boundary before is what the clock asked for: rank 0 spoke before it began.
+    A save at the boundary before is what was asked for: rank 0 spoke before it began.
     """
-    if asked_by_clock and saved_step != step - 1:
+    if asked and saved_step != step - 1:
         return True
     return interval_steps > 0 and step % interval_steps == 0

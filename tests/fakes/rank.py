@@ -2,8 +2,8 @@
 
 Selected by `entry: rank:tests.fakes.rank:main`. It trains a few KB of integers: each step mixes in
 the sum over all ranks, so one step trained twice, left out or restored wrongly changes every number
-after it. Checkpoints, trace, progress, outcome, events and DONE are the real ones. `spec.user`:
-`step_s` is the time a step takes.
+after it. Checkpoints, trace, progress, outcome, events and DONE are the real ones; an operator's
+orders are obeyed. `spec.user`: `step_s` is the time a step takes.
 """
 
 import hashlib
@@ -38,12 +38,14 @@ from ftslurm.run.attempts import (
     write_outcome,
     write_progress,
 )
+from ftslurm.run.control import LEAVING, ORDERS, SAVE, ControlFiles, of_strength, strength
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 from ftslurm.run.spec import from_dict
 
 NUM_VALUES = 256
 MASK = 2**64 - 1
 MEETING_DEADLINE_S = 60
+SILENCE_S = 120
 
 
 class PeerLost(RunError):
@@ -84,7 +86,10 @@ class Peers:
         deadline = time.monotonic() + MEETING_DEADLINE_S
         while True:
             try:
-                return socket.create_connection((address, port), timeout=5).makefile("rwb")
+                connection = socket.create_connection((address, port), timeout=5)
+                # A peer that waits for its file system says nothing for a minute.
+                connection.settimeout(SILENCE_S)
+                return connection.makefile("rwb")
             except OSError:
                 if time.monotonic() > deadline:
                     raise
@@ -120,6 +125,8 @@ class FakeTraining:
         self.committed = None  # Parent of the next step
         self.restored_step = None
         self.trace = TraceWriter(env.layout.trace_file(env.attempt)) if env.rank == 0 else None
+        control_dir = self.spec.recovery.control_dir
+        self.control = ControlFiles(env.layout, self.record["run_id"], control_dir)
 
     def run(self):
         self.event("ranks_started")
@@ -127,20 +134,24 @@ class FakeTraining:
         faults.point("restored", **self.facts())
         self.progress("training")
         while self.step < self.spec.steps:
-            stop_signal = self.train_one_step()
-            if self.step < self.spec.steps and stop_signal:
-                return self.stop(stop_signal)
-            if self.spec.checkpoint.interval_steps and (
-                self.step % self.spec.checkpoint.interval_steps == 0
-            ):
+            stop_signal, order = self.train_one_step()
+            if self.step < self.spec.steps and (stop_signal or order in LEAVING):
+                return self.stop(stop_signal, order)
+            interval = self.spec.checkpoint.interval_steps
+            if order == SAVE or (interval and self.step % interval == 0):
                 self.save()
+            if order == SAVE and self.env.rank == 0:
+                self.event("order_done", order=SAVE, step=self.step)
+                self.control.take_away(SAVE)
         return self.finish()
 
     def train_one_step(self):
-        """The number of a stop signal that any rank has seen, else 0; the same on all ranks."""
+        """The number of a stop signal that any rank has seen, else 0, and the order that rank 0 has
+        found; the same on all ranks."""
         faults.point("step", rank=self.env.rank, step=self.step, attempt=self.env.attempt)
         time.sleep(float(self.spec.user.get("step_s", 0.02)))
-        words = self.peers.exchange([sum(self.values) & MASK, stop_flag.signal_number])
+        order = strength(self.control.read()) if self.env.rank == 0 else 0
+        words = self.peers.exchange([sum(self.values) & MASK, stop_flag.signal_number, order])
         mix = sum(word[0] for word in words) & MASK
         self.values = [
             (value * 6364136223846793005 + mix + self.step + i) & MASK
@@ -151,7 +162,7 @@ class FakeTraining:
             samples = self.step * self.spec.optim.global_batch_size
             self.trace.append(TraceRow(self.step, mix / 2**64, samples, samples, 0.0))
             self.progress("training", loss=mix / 2**64)
-        return max(word[1] for word in words)
+        return max(word[1] for word in words), of_strength(words[0][2])
 
     def save(self):
         if self.committed is not None and self.committed.step == self.step:
@@ -261,11 +272,12 @@ class FakeTraining:
         self.store.quarantine(rejected)
         self.event("rejected", step=rejected.step, reason=rejected.reason)
 
-    def stop(self, signal_number):
-        name = {10: "SIGUSR1", 12: "SIGUSR2", 15: "SIGTERM"}[signal_number]
-        self.event("signal", signal=name, step=self.step)
+    def stop(self, signal_number, order):
+        name = {0: None, 10: "SIGUSR1", 12: "SIGUSR2", 15: "SIGTERM"}[signal_number]
+        if name:
+            self.event("signal", signal=name, step=self.step)
         self.save()
-        self.settle(STOPPED, signal=name)
+        self.settle(STOPPED, signal=name, order=order if order in LEAVING else None)
         return RANK_STOPPED
 
     def finish(self):
@@ -283,12 +295,17 @@ class FakeTraining:
         self.peers.exchange(None)
         return RANK_DONE
 
-    def settle(self, result, signal=None):
+    def settle(self, result, signal=None, order=None):
         if self.env.rank == 0:
             self.trace.close()
             committed = self.committed.step if self.committed else None
-            outcome = Outcome(result, self.step, committed, signal, written_at=time.time())
+            outcome = Outcome(result, self.step, committed, signal, order, written_at=time.time())
             write_outcome(self.env.attempt_layout, outcome)
+            if order:
+                self.event("order_done", order=order, step=self.step)
+            for name in ORDERS:
+                if result == FINISHED or strength(name) <= strength(order):
+                    self.control.take_away(name)
             self.progress(result)
         self.peers.exchange(None)
 

@@ -1,0 +1,62 @@
+"""How an operator's verb takes its arguments and says what came of it: one sentence, or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Optional
+
+from ftslurm.errors import EXIT_FAILED, EXIT_OK
+from ftslurm.operate.standing import OpenRun
+from ftslurm.run.acts import note_act
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of it."""
+
+    result: str
+    """One word, for programs; each verb's help lists its own."""
+    text: str
+    ok: bool = True
+    """The run is as the operator wants it, or will be."""
+    job_id: Optional[str] = None
+
+
+def parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=f"ftslurm {verb}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("run", metavar="RUN", help="run directory, or a run id under ./runs")
+    return made
+
+
+def add_json(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="for programs; schema_version 1")
+
+
+def finish(verb: str, answer: Answer, run: OpenRun, *, as_json: bool) -> int:
+    """Note and print it; the exit code of the verb."""
+    note_act(run.layout, verb, answer.result, answer.job_id)
+    if as_json:
+        record = {
+            "schema_version": 1,
+            "run_id": run.record.run_id,
+            "run_dir": str(run.layout.root),
+            **vars(answer),
+        }
+        print(json.dumps(record, indent=1, sort_keys=True))  # noqa: T201
+    else:
+        print(f"{run.record.run_id}: {answer.text}")  # noqa: T201
+    return EXIT_OK if answer.ok else EXIT_FAILED
+
+
+def tell(text: str) -> None:
+    """News while a verb waits; not on stdout, which is for the answer."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)  # noqa: T201

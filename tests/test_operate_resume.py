@@ -1,0 +1,163 @@
+"""Resume: never a second job beside one that is alive, never a run that stays stopped."""
+
+import fcntl
+from functools import partial
+
+import pytest
+from fakes.operated import (
+    AWAY,
+    CANCELLED,
+    FORGOTTEN,
+    HELD,
+    QUEUED,
+    RUNNING,
+    WAITING_BEHIND,
+    given_orders,
+    make_layout,
+    make_run,
+    make_run_with_successor,
+    quick,
+    train,
+)
+
+from ftslurm.errors import RunError, SchedulerError
+from ftslurm.files import write_json
+from ftslurm.operate import resume
+from ftslurm.operate.resume import resume as resume_run
+from ftslurm.run.control import PAUSE, STOP
+from ftslurm.run.jobs import BY_PERSON, add_job, read_jobs
+from ftslurm.scheduler.protocol import JobState, QueuedJob
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return make_layout(tmp_path)
+
+
+@pytest.fixture
+def given(layout):
+    return partial(make_run, layout)
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """Ids for new jobs; what was submitted for which run."""
+    calls = []
+
+    def submit_again(layout, scheduler):
+        calls.append((layout.root.name, scheduler))
+        return str(70 + len(calls))
+
+    monkeypatch.setattr(resume, "submit_again", submit_again)
+    return calls
+
+
+@pytest.mark.parametrize("state", [CANCELLED, JobState("FAILED"), FORGOTTEN])
+def test_a_run_without_a_living_job_gets_a_new_one(layout, given, submitted, state):
+    run = given(state)
+    run.control.give(STOP)
+    answer = resume_run(run, sleep=quick)
+    assert (answer.result, answer.job_id) == ("queued", "71")
+    assert submitted == [("main-1", "slurm")]
+    assert [(job.job_id, job.queued_by) for job in read_jobs(layout)][1:] == [("71", BY_PERSON)]
+    assert given_orders(run) == []
+
+
+def test_a_new_job_that_has_noted_itself_already_is_noted_once(layout, given, monkeypatch):
+    def submit_again(layout, scheduler):
+        add_job(layout, "71", scheduler=scheduler, queued_by=BY_PERSON)
+        return "71"
+
+    monkeypatch.setattr(resume, "submit_again", submit_again)
+    resume_run(given(CANCELLED), sleep=quick)
+    assert [job.job_id for job in read_jobs(layout)] == ["7", "71"]
+
+
+def test_a_job_that_nobody_has_written_down_is_found_by_its_script(given, submitted):
+    run = given(FORGOTTEN)
+    run.scheduler.queued = [QueuedJob("70", "")]
+    answer = resume_run(run, sleep=quick)
+    assert (answer.result, answer.job_id, submitted) == ("waiting", "70", [])
+
+
+def test_a_held_job_is_released_and_hastened_once_slurm_says_that_it_waits(given, submitted):
+    run = given(HELD)
+    run.scheduler.after_release = [HELD, JobState("PENDING", ""), JobState("PENDING", "BeginTime")]
+    assert resume_run(run, sleep=quick).result == "released"
+    assert run.scheduler.done == [("release", "7"), ("hasten", "7")] and submitted == []
+
+
+def test_a_released_job_that_waits_for_nodes_is_not_hastened(given, submitted):
+    run = given(HELD)
+    assert resume_run(run, sleep=quick).result == "released"
+    assert run.scheduler.done == [("release", "7")] and submitted == []
+
+
+def test_a_job_that_slurm_holds_and_its_owner_may_not_release_is_said_to_be_so(given, submitted):
+    run = given(JobState("REQUEUE_HOLD", "launch failure limit exceeded requeued held"))
+    run.scheduler.refusal = "Access/permission denied for job 7"
+    with pytest.raises(SchedulerError, match="an operator of the cluster"):
+        resume_run(run, sleep=quick)
+    assert submitted == []
+
+
+@pytest.mark.parametrize(("state", "result"), [(RUNNING, "running"), (QUEUED, "waiting")])
+def test_a_run_that_is_alive_is_left_alone_but_for_its_orders(given, submitted, state, result):
+    run = given(state)
+    run.control.give(PAUSE)
+    answer = resume_run(run, sleep=quick)
+    assert answer.result == result and "`pause` is withdrawn" in answer.text
+    assert given_orders(run) == [] and run.scheduler.done == [] and submitted == []
+
+
+def test_nothing_is_queued_and_no_order_withdrawn_while_nobody_can_say_what_is_alive(
+    given, submitted
+):
+    run = given(AWAY)
+    run.control.give(STOP)
+    with pytest.raises(RunError, match="nobody can say whether job 7 is alive"):
+        resume_run(run, sleep=quick)
+    assert submitted == [] and given_orders(run) == [STOP]
+
+
+def test_a_job_in_the_middle_of_its_end_is_waited_for(given, submitted):
+    run = given(JobState("COMPLETING"), JobState("COMPLETING"), QUEUED)
+    assert resume_run(run, sleep=quick).result == "waiting"
+    assert submitted == []
+
+
+def test_an_end_that_slurm_may_take_back_is_looked_at_twice(given, submitted):
+    run = given(JobState("NODE_FAIL"), QUEUED)
+    assert resume_run(run, sleep=quick).result == "waiting"
+    assert submitted == []
+
+
+def test_a_finished_run_is_not_resumed(layout, given, submitted):
+    layout.done.touch()
+    with pytest.raises(RunError, match="has finished"):
+        resume_run(given(FORGOTTEN), sleep=quick)
+    assert submitted == []
+
+
+def test_two_do_not_resume_a_run_at_once(layout, given, submitted, monkeypatch):
+    def taken(*_):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(fcntl, "lockf", taken)
+    with pytest.raises(RunError, match="another `ftslurm resume`"):
+        resume_run(given(CANCELLED), sleep=quick)
+    assert submitted == []
+
+
+def test_once_the_job_before_has_ended_its_successor_is_the_run(layout, submitted):
+    run = make_run_with_successor(layout, JobState("COMPLETED"), HELD)
+    assert resume_run(run, sleep=quick).result == "released"
+    assert run.scheduler.done == [("release", "8")] and submitted == []
+
+
+def test_a_successor_that_would_leave_again_makes_way_for_a_job_that_does_not(layout, submitted):
+    run = make_run_with_successor(layout, JobState("COMPLETED"), WAITING_BEHIND)
+    decision = {"schema_version": 1, "action": "ended", "reason": "by order"}
+    write_json(train(layout).decision_json, decision)
+    assert resume_run(run, sleep=quick).result == "queued"
+    assert run.scheduler.done == [("cancel", "8")] and len(submitted) == 1
