@@ -5,6 +5,7 @@ ARGS ?=
 SLURM_VERSION ?=
 CLUSTER := python3 slurm/cluster/cluster.py
 VERSION_OPTION := $(if $(SLURM_VERSION),--slurm-version $(SLURM_VERSION))
+SHARED_FS ?= none
 
 .DEFAULT_GOAL := help
 .PHONY: help setup packages submit test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status clean
@@ -47,10 +48,11 @@ test-full: setup packages lint ## all of it and what takes long, one after the o
 	$(PY) -m pytest --durations=25
 
 # A cluster of its own, so that one that is up stays as it is.
-test-slurm: export FTSLURM_CLUSTER ?= /var/tmp/ftslurm-test$(SLURM_VERSION)
-test-slurm: setup packages ## all cluster tests on another Slurm: make test-slurm SLURM_VERSION=24.11
+test-slurm: export FTSLURM_CLUSTER ?= /var/tmp/ftslurm-test$(SLURM_VERSION)$(SHARED_FS:none=)
+test-slurm: setup packages ## all cluster tests on another Slurm or file system: make test-slurm SLURM_VERSION=24.11 SHARED_FS=bindfs
+	$(CLUSTER) setup-packages --shared-fs $(SHARED_FS)
 	@trap '$(CLUSTER) down' EXIT INT TERM; \
-	$(CLUSTER) up --nodes 4 --expose . $(VERSION_OPTION) && \
+	$(CLUSTER) up --nodes 4 --expose . $(VERSION_OPTION) --shared-fs $(SHARED_FS) && \
 	$(CLUSTER) enter -- $(PY) -m pytest --durations=10 $(or $(ARGS),tests/cluster)
 
 bench: setup ## measure against torch.save, DCP, a bare loop and bare Python, in pairs (a quarter of an hour)

@@ -9,7 +9,8 @@ from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.protocol import STATE_WORDS, JobState, Site
 from ftslurm.scheduler.slurm_parse import parse_end_time, parse_job, parse_site, parse_version
 
-DATA = Path(__file__).resolve().parent / "data" / "slurm-22.05"
+RECORDED = Path(__file__).resolve().parent / "data"
+DATA = RECORDED / "slurm-22.05"
 CONFIG = (DATA / "config.txt").read_text()
 PARTITIONS = (DATA / "partitions.txt").read_text()
 
@@ -41,13 +42,22 @@ def test_a_text_without_a_version_is_refused(text):
         parse_version(text)
 
 
-def test_the_recorded_site_is_read():
-    assert parse_site(CONFIG, PARTITIONS) == Site(
+@pytest.mark.parametrize(("folder", "version", "changed"), [
+    ("slurm-22.05", "22.05.8", False),
+    ("slurm-24.11", "24.11.5", False),
+    # Recorded with send_user_signal and enable_expedited_requeue.
+    ("slurm-26.05", "26.05.5", True),
+])  # fmt: skip
+def test_the_recorded_site_is_read(folder, version, changed):
+    data = RECORDED / folder
+    site = parse_site((data / "config.txt").read_text(), (data / "partitions.txt").read_text())
+    assert site == Site(
         scheduler="slurm",
-        version="22.05.8",
+        version=version,
         kill_wait_s=5,
         job_requeue=True,
-        send_user_signal=False,
+        send_user_signal=changed,
+        expedited_requeue=changed,
         default_partition="low",
         grace_s={"low": 15, "high": 0},
         preempt_mode={"low": "REQUEUE", "high": "OFF"},

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.protocol import STATE_WORDS, UNKNOWN, JobState, Site
+from ftslurm.scheduler.protocol import STATE_WORDS, UNKNOWN, JobState, QueuedJob, Site
 
 Version = tuple[int, int, int]
 
@@ -23,6 +23,9 @@ _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 JOB_FORMAT = "%T|%r|%e"
 """squeue -o: state, reason, end time; no field a user can put text into."""
+
+QUEUED_FORMAT = "%i|%E|%o"
+"""squeue -o: job id, what it waits for, path of its script; only the last may hold a `|`."""
 
 
 def parse_version(text: str) -> Version:
@@ -43,6 +46,16 @@ def parse_job(text: str) -> JobState:
     if word not in STATE_WORDS:
         return JobState(UNKNOWN, f"squeue says `{word}`, a word not known here")
     return JobState(word, "" if reason == "None" else reason)
+
+
+def parse_queued(text: str, script: str) -> list[QueuedJob]:
+    """Those jobs of `squeue -h -o QUEUED_FORMAT` that were given `script`."""
+    rows = [line.split("|", 2) for line in text.splitlines()]
+    return [
+        QueuedJob(row[0], "" if row[1] == "(null)" else row[1])
+        for row in rows
+        if len(row) == 3 and row[2] == script
+    ]
 
 
 def parse_end_time(text: str) -> Optional[float]:
@@ -89,6 +102,7 @@ def parse_site(config_text: str, partition_text: str) -> Site:
         grace_s={row["PartitionName"]: _seconds(row.get("GraceTime", "")) for row in partitions},
         preempt_mode={row["PartitionName"]: row.get("PreemptMode", "OFF") for row in partitions},
         max_time_s={row["PartitionName"]: _limit_s(row.get("MaxTime", "")) for row in partitions},
+        expedited_requeue=_expedites(config, version),
         requeue_exit=_codes(config.get("RequeueExit", "")),
         requeue_exit_hold=_codes(config.get("RequeueExitHold", "")),
         findings=_findings(config, version),
@@ -105,6 +119,12 @@ def _user_signal_setting(version: Version) -> tuple[str, str]:
 def _sends_user_signal(config: Mapping[str, str], version: Version) -> bool:
     key, word = _user_signal_setting(version)
     return word in _words(config.get(key, ""))
+
+
+def _expedites(config: Mapping[str, str], version: Version) -> bool:
+    """25.11.0 to 25.11.2 queue a job again that has ended well; before, the option is refused."""
+    words = _words(config.get("SlurmctldParameters", ""))
+    return version >= (25, 11, 3) and "enable_expedited_requeue" in words
 
 
 def _findings(config: Mapping[str, str], version: Version) -> list[str]:

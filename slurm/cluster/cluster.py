@@ -24,6 +24,7 @@ import live
 import nodes
 import packages
 import preflight
+import shared_fs
 from config import Settings
 from errors import ClusterError
 from identity import DEFAULT_FOLDER, MAX_NODES, Identity, identify, node_names
@@ -189,10 +190,10 @@ def _enter(identity: Identity, arguments: argparse.Namespace) -> int:
         raise ClusterError(f"enter: there is no command `{argv[0]}`") from error
 
 
-def _setup_packages(_identity: Identity, _arguments: argparse.Namespace) -> int:
+def _setup_packages(_identity: Identity, arguments: argparse.Namespace) -> int:
     if not packages.is_debian():
         raise ClusterError("setup-packages knows Debian's apt-get only; this is not Debian")
-    missing = packages.missing_packages()
+    missing = packages.missing_packages(shared_fs_kind=arguments.shared_fs)
     if not missing:
         say("all packages are installed")
         return 0
@@ -241,16 +242,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     up = verbs.add_parser("up", help="start the cluster; prints the line that sets SLURM_CONF")
-    up.add_argument("--nodes", type=_node_count, help="number of nodes (default 4)")
-    _add_settings(up)
-    up.add_argument("--expose", type=Path, metavar="PATH", help="show PATH at FOLDER/src")
-    up.add_argument(
-        "--slurm-version",
-        metavar="VERSION",
-        help=f"default: the one installed here; else {' or '.join(fetch.SUITES)}, made once from "
-        f"Debian's packages in $FTSLURM_SLURM (default {image.DEFAULT_FOLDER})",
-    )
-    up.set_defaults(verb_function=_up)
+    _add_up(up)
 
     down = verbs.add_parser("down", help="end it and remove every trace")
     down.set_defaults(verb_function=_down)
@@ -278,8 +270,30 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         node.set_defaults(verb_function=_node)
 
     setup = verbs.add_parser("setup-packages", help="install what is missing (Debian, root)")
+    setup.add_argument(
+        "--shared-fs", choices=shared_fs.KINDS, default="none", help="and what that needs"
+    )
     setup.set_defaults(verb_function=_setup_packages)
     return parser.parse_args(argv)
+
+
+def _add_up(up: argparse.ArgumentParser) -> None:
+    up.add_argument("--nodes", type=_node_count, help="number of nodes (default 4)")
+    _add_settings(up)
+    up.add_argument("--expose", type=Path, metavar="PATH", help="show PATH at FOLDER/src")
+    up.add_argument(
+        "--slurm-version",
+        metavar="VERSION",
+        help=f"default: the one installed here; else {' or '.join(fetch.SUITES)}, made once from "
+        f"Debian's packages in $FTSLURM_SLURM (default {image.DEFAULT_FOLDER})",
+    )
+    up.add_argument(
+        "--shared-fs",
+        choices=shared_fs.KINDS,
+        help="bindfs: nodes see FOLDER/home through a client that remembers names and sizes for "
+        f"{shared_fs.CACHE_S} s (default none)",
+    )
+    up.set_defaults(verb_function=_up)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -47,6 +47,8 @@ class Settings:
     expedited_requeue: bool = False
     """Jobs may ask for --requeue=expedite."""
     requeue_delay_s: int = REQUEUE_DELAY_S
+    shared_fs: str = "none"
+    """none | bindfs: how nodes see FOLDER/home, see shared_fs.py. As long as the cluster is up."""
 
 
 def parse_version(text: str) -> tuple[int, int]:

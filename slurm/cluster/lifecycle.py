@@ -27,6 +27,7 @@ import mounts
 import network
 import nodes
 import preflight
+import shared_fs
 import users
 from config import Settings
 from errors import ClusterError
@@ -54,6 +55,7 @@ def up(
     preflight.check_folder(identity.folder)
     preflight.check_programs()
     preflight.check_slurm_user()
+    shared_fs.check(settings.shared_fs)
     record = read_record(identity.folder)
     if record is not None:
         if is_alive(record):

@@ -56,8 +56,8 @@ def change_settings(identity: Identity, record: Record, changes: dict[str, Any])
 
 
 def read_effective(record: Record) -> dict[str, Any]:
-    """The settings as the running slurmctld has them; scontrol, which it does not know of, as
-    recorded."""
+    """The settings as the running slurmctld has them; scontrol and the shared file system, which
+    it does not know of, as recorded."""
     shown = clients.ask(record, "scontrol", "show", "config")
     low = clients.ask(record, "scontrol", "show", "partition", "low")
     key, word = config.user_signal_parameter(record.version)
@@ -72,6 +72,7 @@ def read_effective(record: Record) -> dict[str, Any]:
         "scontrol": record.settings.scontrol,
         "expedited_requeue": "enable_expedited_requeue" in _words(shown, "SlurmctldParameters"),
         "requeue_delay_s": int(delay[1]) if delay else config.REQUEUE_DELAY_S,
+        "shared_fs": record.settings.shared_fs,
     }
 
 

@@ -4,7 +4,7 @@ Runs as pid 1 of its PID namespace, so when it is killed everything in the node 
 the node's /tmp, /dev/shm and network with the namespaces. It must outlive slurmd (an init that
 ends takes the node with it) and reaps whatever ends.
 
-    node_init.py HOSTNAME ADDRESS/PREFIX CLUSTER_FOLDER
+    node_init.py HOSTNAME ADDRESS/PREFIX CLUSTER_FOLDER SHARED_FS
 
 Says `ready` on stdout once its namespaces exist, then waits for a line on stdin, which means that
 eth0 has been plugged in.
@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import shared_fs
+
 PRIVATE_MEMORY = ("/tmp", "/dev/shm")
 
 
@@ -27,6 +29,7 @@ def main() -> NoReturn:
     hostname, address, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     socket.sethostname(hostname)
     _mount(hostname, folder)
+    shared_fs.lay_over(sys.argv[4], folder / "home")
     print("ready", flush=True)
     if sys.stdin.readline().strip() != "go":
         sys.exit(1)  # the one who starts nodes died

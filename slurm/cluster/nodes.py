@@ -49,6 +49,7 @@ def start_node(identity: Identity, record: Record, node: str) -> None:
     prefix = identity.subnet.rpartition("/")[2]
     address = f"{identity.node_address(node)}/{prefix}"
     inside = [sys.executable, "-S", str(INIT), node, address, str(identity.folder)]
+    inside.append(record.settings.shared_fs)
     with identity.log(f"{node}.log").open("ab") as log:
         process = subprocess.Popen(
             ["unshare", *NAMESPACES, "--mount-proc", *image.lay_over(record.image, inside)],

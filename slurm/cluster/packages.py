@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import shared_fs
 from errors import ClusterError
 from processes import DAEMON_PATH
 
@@ -27,7 +28,7 @@ PROGRAMS = {
     "hostname": "hostname",
 }
 # For the tests of the repository, not for the cluster itself.
-TEST_PROGRAMS = {"shellcheck": "shellcheck"}
+TEST_PROGRAMS = {"shellcheck": "shellcheck", "mkfs.btrfs": "btrfs-progs", "bwrap": "bubblewrap"}
 PYTHON_VENV = "python3-venv"
 
 
@@ -45,8 +46,10 @@ def missing_programs() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=DAEMON_PATH) is None]
 
 
-def missing_packages() -> list[str]:
+def missing_packages(*, shared_fs_kind: str = "none") -> list[str]:
     wanted = {**PROGRAMS, **TEST_PROGRAMS}
+    if shared_fs_kind != "none":
+        wanted |= shared_fs.PROGRAMS
     missing = {p for name, p in wanted.items() if shutil.which(name, path=DAEMON_PATH) is None}
     if not _is_installed(PYTHON_VENV):
         missing.add(PYTHON_VENV)

@@ -14,11 +14,13 @@ from lab import NUM_NODES, REPOSITORY, Lab, cluster, open_lab
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
+LABS = {"lab", "cached_lab"}
+"""Fixtures that start a cluster."""
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents and "lab" in _fixtures(item)]
+    ours = [item for item in items if HERE in item.path.parents and LABS & _fixtures(item)]
     if not ours or config.option.collectonly:
         return
     reason = _why_not_here(config)
@@ -41,8 +43,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
-def _fixtures(item: pytest.Item) -> list[str]:
-    return list(getattr(item, "fixturenames", []))
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", []))
 
 
 def _why_not_here(config: pytest.Config) -> Optional[str]:

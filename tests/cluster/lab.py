@@ -70,6 +70,17 @@ class Lab:
     """Of Slurm: (22, 5), (24, 11), (26, 5)."""
 
     @property
+    def queues_once_more(self) -> bool:
+        """A job that was preempted and queued again stays marked: the run that then ends by itself
+        is taken for one that gives way, and the job is queued once more (seen on 24.11.5)."""
+        return self.version == (24, 11)
+
+    @property
+    def last_rows_once_preempted(self) -> list[str]:
+        """How a job that was preempted earlier ends in accounting."""
+        return ["PREEMPTED", "COMPLETED"] if self.queues_once_more else ["COMPLETED"]
+
+    @property
     def user(self) -> str:
         return list(self.users)[0]
 
@@ -153,12 +164,27 @@ class Lab:
             state = self.job_state(job_id)
             return state if state in wanted else None
 
-        def seen() -> str:
-            return f"job {job_id} is {self.job_state(job_id)}, wanted {wanted}\n" + json.dumps(
-                self.show_job(job_id), indent=1
-            )
+        return wait_until(in_state, timeout_s=timeout_s, seen=lambda: self._seen(job_id, wanted))
 
-        return wait_until(in_state, timeout_s=timeout_s, seen=seen)
+    def _seen(self, job_id: str, wanted: Sequence[str]) -> str:
+        job = self.show_job(job_id)
+        return (
+            f"job {job_id} is {job.get('JobState')}, wanted {wanted}\n{json.dumps(job, indent=1)}"
+        )
+
+    def wait_for_end(self, job_id: str, timeout_s: float) -> str:
+        """Wait until a job has ended for good; its state."""
+        hastened = set()
+
+        def ended() -> Optional[str]:
+            job = self.show_job(job_id)
+            state, restarts = job.get("JobState", "UNKNOWN"), job.get("Restarts")
+            if self.queues_once_more and state == "PENDING" and restarts not in hastened:
+                hastened.add(restarts)
+                self.hasten(job_id)
+            return state if state in ENDED else None
+
+        return wait_until(ended, timeout_s=timeout_s, seen=lambda: self._seen(job_id, ENDED))
 
     def wait_for_text(self, path: Path, text: str, timeout_s: float) -> str:
         """Wait until a file holds a text; the file's content then."""
@@ -324,9 +350,9 @@ def wait_until(
         time.sleep(interval_s)
 
 
-def open_lab() -> Lab:
+def open_lab(folder: Optional[Path] = None) -> Lab:
     """The Lab of a cluster that is up, with everything back to default."""
-    shown = json.loads(cluster("status", "--json").stdout)
+    shown = json.loads(cluster("status", "--json", folder=folder).stdout)
     folder = Path(shown["folder"])
     checkout = Path(shown["source_folder"])
     lab = Lab(

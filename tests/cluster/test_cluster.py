@@ -115,6 +115,61 @@ def test_a_gpu_job_sees_two_gpus(lab: Lab, folder: Path) -> None:
     assert printed.splitlines() == ["gpus 0,1", "step 0,1"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "option", "requeue"),
+    [
+        ({}, "--requeue", "1"),
+        ({}, "--no-requeue", "0"),
+        ({"job_requeue": False}, "--comment=none", "0"),
+        ({"job_requeue": False}, "--requeue", "1"),
+        ({"strip_requeue": True}, "--requeue", "0"),
+    ],
+)
+def test_whether_a_job_may_be_requeued_is_the_jobs_or_the_sites_word(
+    lab: Lab, settings: dict[str, bool], option: str, requeue: str
+) -> None:
+    lab.change_settings(**settings)
+    job = lab.sbatch_as(lab.user, option, "--output=/dev/null", script="exit 0")
+    assert lab.show_job(job)["Requeue"] == requeue
+
+
+def test_nodes_may_lack_scontrol_and_nothing_else(lab: Lab, folder: Path) -> None:
+    script = "srun sh -c 'command -v scontrol; command -v squeue'; scontrol ping; echo code $?"
+    lab.change_settings(scontrol=False)
+    lab.kill("n1")
+    lab.start("n1")
+    lab.wait_for_nodes("idle", ["n1"], timeout_s=30)
+    for node in ("n1", "n2"):
+        printed = run_job(lab, folder, f"--nodelist={node}", script=script)
+        assert [line for line in printed.splitlines() if "not found" not in line] == [
+            "/usr/bin/squeue",
+            "code 127",
+        ]
+    assert "UP" in lab.run_as(lab.user, ["scontrol", "ping"]).stdout
+    lab.change_settings(scontrol=True)
+    printed = run_job(lab, folder, "--nodelist=n2", script=script)
+    assert printed.splitlines()[0] == "/usr/bin/scontrol"
+
+
+def test_expedited_requeue_is_had_where_slurm_has_it(lab: Lab, folder: Path) -> None:
+    settings = ["--expedited-requeue", "on", "--requeue-delay-s", "3"]
+    if lab.version < (25, 11):
+        refused = cluster("set", *settings, folder=lab.folder)
+        assert refused.returncode == 1
+        assert "25.11 and later have" in refused.stderr
+        return
+    lab.change_settings(expedited_requeue=True, requeue_delay_s=3)
+    output = folder / "output"
+    script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
+    argv = [f"--output={output}", "--open-mode=append"]
+    for option in ("--requeue", "--requeue=expedite"):
+        job = lab.sbatch_as(lab.user, option, *argv, script=script)
+        lab.wait_for_text(output, "restarts 0", 20)
+        lab.run_as(lab.user, ["scontrol", "requeue", job])
+        lab.wait_for_text(output, "restarts 1", 20)
+        output.unlink()
+
+
 def start_signal_logger(lab: Lab, folder: Path) -> str:
     job = lab.sbatch_as(
         lab.user,
@@ -293,6 +348,13 @@ def test_a_taken_port_is_named_and_nothing_is_started(second: Path) -> None:
     assert not any(traces(second).values())
 
 
+def test_a_slurm_that_debian_does_not_have_is_refused(second: Path) -> None:
+    refused = cluster("up", "--slurm-version", "19.05", folder=second)
+    assert refused.returncode == 1
+    assert "19.05" in refused.stderr and "Traceback" not in refused.stderr
+    assert not any(traces(second).values())
+
+
 def test_a_folder_with_other_things_in_it_is_refused(second: Path) -> None:
     second.mkdir()
     (second / "precious").touch()
@@ -312,6 +374,9 @@ def test_a_folder_with_other_things_in_it_is_refused(second: Path) -> None:
         (["cut", "n99"], "there is no node `n99`"),
         (["start", "n1"], "node `n1` is already on"),
         (["up", "--nodes", "3"], "a cluster with 4 nodes"),
+        (["up", "--slurm-version", "19.05"], "is already up"),
+        (["enter"], "which command?"),
+        (["enter", "--", "no-such-command"], "no-such-command"),
     ],
 )
 def test_a_wrong_wish_is_refused_with_a_sentence(
