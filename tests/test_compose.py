@@ -1,12 +1,15 @@
 """conf/ and overrides become one spec, and what is misspelt becomes one helpful sentence."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from ftslurm.errors import SpecError
 from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.submit.assets import conf_folder
 from ftslurm.submit.compose import compose, compose_run
+from ftslurm.submit.render import check_values
 
 
 def refused(*overrides, config_dir=None):
@@ -42,6 +45,22 @@ def test_every_experiment_composes_on_every_cluster(name, cluster):
     assert spec.cluster.scheduler == cluster
     assert spec.parallel.strategy == ("fsdp" if name == "gpt_fsdp" else "ddp")
     assert f"steps: {spec.steps}" in text
+
+
+EXAMPLES = sorted(path.stem for path in (conf_folder() / "cluster").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_cluster_of_conf_can_be_submitted_to(name):
+    """The worked examples among them: what they show is what may be asked for."""
+    spec, _ = compose([f"cluster={name}"])
+    check_values(spec, Path("/runs"))
+
+
+def test_the_examples_show_what_sites_ask_about():
+    assert set(EXAMPLES) == {"local", "slurm", "gpu_nodes", "apptainer", "pyxis", "no_requeue"}
+    assert compose(["cluster=no_requeue"])[0].recovery.continue_by == "resubmit"
+    assert compose(["cluster=gpu_nodes"])[0].cluster.env["NCCL_IB_HCA"] == "mlx5"
 
 
 def test_overrides_win_over_an_experiment_and_reach_every_level():

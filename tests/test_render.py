@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ftslurm.errors import SpecError
+from ftslurm.node.environment import Environment
 from ftslurm.run.spec import ClusterSpec, RunSpec
-from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.launch import nodes_argv, ranks_argv
 from ftslurm.scheduler.protocol import Site
 from ftslurm.submit.deadline import emergency_deadline_s
 from ftslurm.submit.render import check_values, render_script, sbatch_options
@@ -38,29 +39,46 @@ def spec(**cluster):
     return RunSpec(name="golden", cluster=ClusterSpec(**values))
 
 
-def rendered(chosen, *, run_dir=Path("/runs/golden-1"), python="/env/bin/python"):
-    scheduler = open_scheduler(chosen.cluster.scheduler)
+def rendered(chosen, *, run_dir=Path("/runs/golden-1"), python="/env/bin/python", environment=None):
     return render_script(
         chosen,
         run_id="golden-20261129-150000-0a1b",
         run_dir=run_dir,
         python=python,
         python_path=[run_dir / "code", run_dir / "code" / "src"],
-        launch=scheduler.launch_ranks_argv(chosen.cluster, python=python),
+        launch=ranks_argv(chosen.cluster, python=python, run_dir=run_dir),
+        on_nodes=nodes_argv(chosen.cluster),
+        environment=environment,
     )
 
 
+# A site's all: modules, a container, an environment, a network, a spare node.
+SITE = spec(
+    gpus_per_task=1,
+    spares=1,
+    setup=["module load cuda/12.4 # site's own", "source /etc/site.sh"],
+    env={"NCCL_IB_HCA": "mlx5", "GREETING": "it's"},
+    interface="ib0",
+    container=["bwrap", "--dev-bind", "/", "/", "--bind", "{run_dir}", "{run_dir}"],
+    environment="/shared/env.tar",
+)
+UNPACKED = Environment(Path("/shared/env.tar"), Path("/tmp/ftslurm-1000-0123456789abcdef"))
 SPECS = {
     "slurm": spec(gpus_per_node=4, mem="64G", time="1-02:00:00", signal="USR2", wait_s=30),
     "slurm-cpu": spec(),
     "local": spec(scheduler="local", nodes=1, tasks_per_node=2),
+    "site": SITE,
 }
+
+
+def rendered_golden(name):
+    return rendered(SPECS[name], environment=UNPACKED if name == "site" else None)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_script_is_the_golden_one(name):
     golden = GOLDEN / f"train-{name}.sbatch"
-    assert rendered(SPECS[name]) == golden.read_text(), (
+    assert rendered_golden(name) == golden.read_text(), (
         f"look at the change, then mend {golden.name}"
     )
 
@@ -68,7 +86,8 @@ def test_the_script_is_the_golden_one(name):
 @pytest.mark.parametrize("name", SPECS)
 def test_bash_and_shellcheck_accept_the_script(name, tmp_path):
     script = tmp_path / "train.sbatch"
-    script.write_text(rendered(SPECS[name], run_dir=Path('/runs/it\'s a "run"')))
+    run_dir = Path('/runs/it\'s a "run"')
+    script.write_text(rendered(SPECS[name], run_dir=run_dir, environment=UNPACKED))
     subprocess.run(["bash", "-n", script], check=True)
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
@@ -80,6 +99,39 @@ def test_the_body_of_the_script_is_short():
     lines = rendered(SPECS["slurm"]).splitlines()
     body = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     assert len(body) < 60
+
+
+def header(chosen):
+    lines = rendered(chosen).splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"nodes": 2, "spares": 3}, "--nodes=5"),
+        ({"gpus_per_node": 4}, "--gpus-per-node=4"),
+        ({"gpus_per_task": 2, "tasks_per_node": 4}, "--gpus-per-node=8"),
+    ],
+)
+def test_what_is_counted_is_a_line_of_the_script(values, line):
+    assert line in header(spec(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "option"),
+    [
+        ({"licenses": "matlab:2"}, "--licenses=matlab:2"),
+        ({"switches": "1@00:10:00"}, "--switches=1@00:10:00"),
+        ({"mail_user": "a@example.org"}, "--mail-user=a@example.org"),
+        ({"mail_type": "FAIL,END"}, "--mail-type=FAIL,END"),
+        ({"sbatch": ["--exclusive", "--gres=gpu:h100:8"]}, "--gres=gpu:h100:8"),
+    ],
+)
+def test_the_rest_is_among_the_arguments_of_sbatch(values, option):
+    chosen = spec(**values)
+    assert option in sbatch_options(chosen.cluster, log="x")
+    assert rendered(chosen) == rendered(SPECS["slurm-cpu"])
 
 
 @pytest.mark.parametrize("key", ["job_name", "comment", "constraint"])
@@ -171,6 +223,6 @@ def test_an_emergency_deadline_of_ones_own_wins():
 
 
 if __name__ == "__main__":  # python tests/test_render.py: write the golden scripts anew
-    for key, value in SPECS.items():
-        (GOLDEN / f"train-{key}.sbatch").write_text(rendered(value))
+    for key in SPECS:
+        (GOLDEN / f"train-{key}.sbatch").write_text(rendered_golden(key))
     sys.exit(0)

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from ftslurm.run.spec import RunSpec
-from ftslurm.scheduler.protocol import LOGS
+from ftslurm.node.environment import Environment
+from ftslurm.run.spec import ClusterSpec, RunSpec
+from ftslurm.scheduler.launch import LOGS
 from ftslurm.submit.render import render_script
 
 # Notes its arguments; `claim` and `recover` answer with the next line of the file of that name
@@ -25,6 +26,7 @@ case $3 in
     exit "$rc"
     ;;
 esac
+[[ $2 == ftslurm.node.unpack ]] && . ./unpack
 . ./ranks
 """
 
@@ -38,19 +40,23 @@ def loop(tmp_path):
     fake.write_text(INTERPRETER)
     fake.chmod(0o755)
 
-    def start(*, claim=(), recover=(), ranks="exit 0"):
+    def start(*, claim=(), recover=(), ranks="exit 0", unpack="exit 0", **cluster):
         (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
         (run_dir / "recover").write_text("".join(f"{line}\n" for line in recover))
         (run_dir / "ranks").write_text(ranks)
+        (run_dir / "unpack").write_text(unpack)
+        environment = Environment(tmp_path / "env.tar", tmp_path / "unpacked")
         script = run_dir / "train.sbatch"
         script.write_text(
             render_script(
-                RunSpec(),
+                RunSpec(cluster=ClusterSpec(**cluster)),
                 run_id="loop",
                 run_dir=run_dir,
                 python=str(fake),
                 python_path=[run_dir / "code"],
                 launch=["env", f"SEEN_LOGS={LOGS}/rank-%t.log"],
+                on_nodes=["env", "ON=nodes"],
+                environment=environment if "environment" in cluster else None,
             )
         )
         process = subprocess.Popen(["bash", script], env=os.environ, start_new_session=True)
@@ -143,3 +149,76 @@ def test_the_terms_of_its_own_requeue_do_not_kill_recover(loop, tmp_path):
         os.killpg(process.pid, signal.SIGTERM)
     (run_dir / "go").touch()
     assert process.wait(30) == 0
+
+
+def test_lines_of_setup_run_first_and_change_nothing_of_the_loop(loop, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/of/the/submitter")
+    process, run_dir = loop(
+        claim=["0 go 1 n1 20001 0 n1", "0 go 2 n1 20002 0 n1"],
+        recover=["0 restart", "0 done"],
+        ranks='echo "$PYTHONPATH|$A|$B|$PWD" >>seen\nexit 75',
+        setup=["export A=$((1 + 1)) PYTHONPATH=/of/a/module", "echo $NOT_SET", "set -e; IFS=x"],
+        env={"B": "$A"},
+    )
+    assert process.wait(30) == 0
+    line = f"{run_dir}/code:/of/a/module|2|$A|{run_dir}"
+    assert (run_dir / "seen").read_text().splitlines() == [line] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [("false # why", 1), ("no-such-command", 127), ("exit 5", 5), ("if", 2)]
+)
+def test_a_line_of_setup_that_fails_ends_the_job_before_a_claim(loop, capfd, line, code):
+    process, run_dir = loop(claim=["0 done"], setup=["true", line])
+    assert process.wait(30) == code
+    assert not (run_dir / "calls").exists()
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("train.sbatch: error: cluster.setup failed on ")
+    assert f"at `{line}` (code {code}); mend the line" in said
+
+
+def test_the_environment_is_unpacked_before_the_ranks_of_every_attempt(loop, tmp_path):
+    process, run_dir = loop(
+        claim=["0 go 1 n1 20001 0 n1", "0 go 2 n1 20002 0 n1"],
+        recover=["0 restart", "0 done"],
+        unpack='echo "unpack $ON" >>seen; exit 0',
+        ranks="echo rank >>seen; exit 75",
+        environment="env.tar",
+        rank_python=str(tmp_path / "python"),
+    )
+    assert process.wait(30) == 0
+    assert (run_dir / "seen").read_text().splitlines() == ["unpack nodes", "rank"] * 2
+    unpack = next(call for call in calls(run_dir) if "ftslurm.node.unpack" in call)
+    folders = [str(tmp_path / name) for name in ("env.tar", "unpacked", "python")]
+    assert unpack == ["-m", "ftslurm.node.unpack", *folders]
+
+
+def test_no_rank_is_started_where_the_environment_could_not_be_unpacked(loop):
+    process, run_dir = loop(
+        claim=["0 go 1 n1 20001 0 n1"],
+        recover=["0 stop"],
+        unpack="exit 1",
+        ranks="touch started",
+        environment="env.tar",
+    )
+    assert process.wait(30) == 1
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "1"]
+    assert not (run_dir / "started").exists()
+
+
+def test_a_signal_while_the_environment_is_unpacked_ends_neither_shell_nor_wait(loop):
+    process, run_dir = loop(
+        claim=["0 go 1 n1 20001 0 n1"],
+        recover=["0 requeued"],
+        unpack="touch up\nwhile [ ! -e go ]; do sleep 0.02; done\nexit 75",
+        ranks="touch started",
+        environment="env.tar",
+    )
+    wait_for(run_dir / "up")
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    (run_dir / "go").touch()
+    assert process.wait(30) == 0
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]
+    assert not (run_dir / "started").exists()

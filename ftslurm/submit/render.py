@@ -1,8 +1,8 @@
 """A spec becomes the batch script's text and sbatch's arguments. Pure but for reading the template.
 
-`#SBATCH` lines are not shell and bash is not sbatch, so every value is checked for its place: lines
-take numbers and words of a fixed alphabet only, what may hold any character becomes an argument of
-sbatch, and what reaches bash goes through shlex.quote.
+`#SBATCH` lines are not shell and bash is not sbatch, so every value is checked for its place
+(cluster_values.py): lines take numbers and words of a fixed alphabet only, what may hold any
+character becomes an argument of sbatch, and what reaches bash goes through shlex.quote.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional, Union
 
-from ftslurm.errors import SpecError, UsageError
+from ftslurm.errors import SpecError
+from ftslurm.node.environment import PLACEHOLDER, Environment
 from ftslurm.run.spec import ClusterSpec, RunSpec
-from ftslurm.scheduler.hostlist import expand
-from ftslurm.scheduler.protocol import LOGS
-
-TEMPLATE = Path(__file__).resolve().parents[2] / "slurm" / "train.sbatch.j2"
+from ftslurm.scheduler.launch import LOGS, NODES
+from ftslurm.submit.assets import batch_template
+from ftslurm.submit.cluster_values import INTERFACE_VARIABLES, check_cluster, shown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run's name: it becomes part of a folder's name and of a comment in the script."""
 
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:+@=/-]{0,199}")
-_MEM = re.compile(r"\d{1,12}[KMGT]?")
-_MAX_LENGTH = {"job_name": 200, "constraint": 1000, "comment": 1000}
+RUN_DIR = "{run_dir}"
+"""Stands in cluster.container for the run directory."""
 
 
 def render_script(
@@ -36,12 +35,19 @@ def render_script(
     python: str,
     python_path: Sequence[Path],
     launch: Sequence[str],
+    requeue: str = "--requeue",
+    on_nodes: Sequence[str] = (),
+    environment: Optional[Environment] = None,
+    live_folder: Optional[Path] = None,
 ) -> str:
-    """Text of RUN/submit/train.sbatch. `launch`: the scheduler's argv that starts all ranks."""
+    """Text of RUN/submit/train.sbatch. `launch`: argv that starts all ranks, `on_nodes`: one that
+    starts a process a node (both of scheduler/launch.py). `requeue`: sbatch's option that lets the
+    job be queued again, or not. `live_folder`: where code=live runs."""
     check_values(spec, run_dir)
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment as Templates
+    from jinja2 import StrictUndefined
 
-    environment = Environment(
+    templates = Templates(
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -49,22 +55,44 @@ def render_script(
         autoescape=False,  # bash, not HTML: quoted below
     )
     cluster = spec.cluster
-    text: str = environment.from_string(TEMPLATE.read_text()).render(
-        nodes=cluster.nodes,
+    replaced = _Replaced(run_dir, environment)
+    own = replaced(rank_python(cluster, python, environment))
+    text: str = templates.from_string(batch_template().read_text()).render(
+        nodes=cluster.nodes + cluster.spares,
+        spares=cluster.spares,
         tasks_per_node=cluster.tasks_per_node,
         cpus_per_task=cluster.cpus_per_task,
-        gpus_per_node=cluster.gpus_per_node,
+        # Asked for by node in any case: --gpus-per-task of a job needs a number of tasks, which
+        # one with spares does not have.
+        gpus_per_node=cluster.gpus_per_node or cluster.gpus_per_task * cluster.tasks_per_node,
         mem=cluster.mem,
         time=cluster.time,
+        requeue=requeue,
         signal=cluster.signal,
         signal_lead_s=cluster.signal_lead_s,
         run_id=run_id,
         run_dir=shlex.quote(str(run_dir)),
         python_path=shlex.quote(":".join(map(str, python_path))),
+        live_folder=None if live_folder is None else shlex.quote(str(live_folder)),
         python=shlex.quote(python),
-        launch=_bash_command(launch),
+        rank_python=shlex.quote(own) if own != python else None,
+        setup=[shlex.quote(line) for line in cluster.setup],
+        exports=[_assignment(name, replaced(v)) for name, v in _exports(cluster).items()],
+        unpack=_unpack(on_nodes, environment, own),
+        ranks=_ranks(
+            launch,
+            [replaced(word) for word in cluster.container],
+            "python" if own == python else "rank_python",
+        ),
     )
     return text
+
+
+def rank_python(cluster: ClusterSpec, python: str, environment: Optional[Environment]) -> str:
+    """The interpreter of the ranks, as cluster.rank_python or as what follows without it."""
+    if cluster.rank_python is not None:
+        return cluster.rank_python
+    return python if environment is None else environment.python
 
 
 def sbatch_options(cluster: ClusterSpec, *, log: str) -> list[str]:
@@ -78,49 +106,82 @@ def sbatch_options(cluster: ClusterSpec, *, log: str) -> list[str]:
         "constraint": cluster.constraint,
         "exclude": cluster.exclude,
         "comment": cluster.comment,
+        "licenses": cluster.licenses,
+        "switches": cluster.switches,
+        "mail-user": cluster.mail_user,
+        "mail-type": cluster.mail_type,
         "output": log,
     }
-    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+    given = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    return [*given, *cluster.sbatch]
 
 
 def check_values(spec: RunSpec, run_dir: Path) -> None:
     """SpecError for a value that its place in script or command cannot hold."""
-    cluster = spec.cluster
-    if not NAME.fullmatch(spec.name):
-        raise SpecError(
-            f"name is `{_shown(spec.name)}`; use letters, digits, `.`, `_` and `-`, at most 64, "
-            "beginning with a letter or digit"
-        )
-    for key in ("account", "partition", "qos", "reservation"):
-        value = getattr(cluster, key)
-        if value is not None and not _WORD.fullmatch(value):
-            raise SpecError(f"cluster.{key} is `{_shown(value)}`; no such name exists in Slurm")
-    for key, most in _MAX_LENGTH.items():
-        _check_text(f"cluster.{key}", getattr(cluster, key), most)
-    if cluster.mem is not None and not _MEM.fullmatch(cluster.mem):
-        raise SpecError(f"cluster.mem is `{_shown(cluster.mem)}`; write a number and K, M, G or T")
-    if cluster.exclude is not None:
-        try:
-            expand(cluster.exclude)
-        except UsageError as error:
-            raise SpecError(f"cluster.exclude: {error}") from None
-    for key, path in (("runs_dir", str(run_dir)), ("cluster.python", cluster.python or "/")):
-        # sbatch and srun expand `%` in the names of logs, and read `\` as its escape.
-        if not path.isprintable() or re.search(r"[%\\:]", path):
+    for key, name in (("name", spec.name), ("run_id", spec.run_id)):
+        if name is not None and not NAME.fullmatch(name):
             raise SpecError(
-                f"{key} leads to `{_shown(path)}`; a path without `%`, `\\`, `:` is needed"
+                f"{key} is `{shown(name)}`; use letters, digits, `.`, `_` and `-`, at most 64, "
+                "beginning with a letter or digit"
             )
-
-
-def _check_text(key: str, value: Optional[str], most: int) -> None:
-    if value is None:
-        return
-    if not value or len(value) > most:
-        raise SpecError(f"{key} has {len(value)} characters; give 1 to {most}")
-    if not value.isprintable():
+    check_cluster(spec.cluster)
+    path = str(run_dir)
+    # sbatch and srun expand `%` in the names of logs, and read `\` as its escape.
+    if not path.isprintable() or re.search(r"[%\\:]", path):
         raise SpecError(
-            f"{key} is `{_shown(value)}`; line breaks and control characters are refused"
+            f"runs_dir leads to `{shown(path)}`; a path without `%`, `\\`, `:` is needed"
         )
+    if spec.cluster.container_image is not None and "," in path:
+        raise SpecError(f"runs_dir leads to `{shown(path)}`; pyxis parts its mounts at the comma")
+
+
+class _Replaced:
+    """Puts the real folders in the place of what stands for them."""
+
+    def __init__(self, run_dir: Path, environment: Optional[Environment]) -> None:
+        self._values = {RUN_DIR: str(run_dir)}
+        if environment is not None:
+            self._values[PLACEHOLDER] = str(environment.folder)
+
+    def __call__(self, text: str) -> str:
+        for name, value in self._values.items():
+            text = text.replace(name, value)
+        return text
+
+
+def _exports(cluster: ClusterSpec) -> dict[str, str]:
+    if cluster.interface is None:
+        return cluster.env
+    gloo, nccl = INTERFACE_VARIABLES
+    # NCCL takes a bare name for the beginning of one: `ib1` would be ib10 too.
+    return {gloo: cluster.interface, nccl: f"={cluster.interface}", **cluster.env}
+
+
+def _assignment(name: str, value: str) -> str:
+    word = shlex.quote(value)
+    # `A==b` assigns `=b`, but whoever reads it takes it for a slip of the pen.
+    return f"{name}='{word}'" if word.startswith("=") else f"{name}={word}"
+
+
+def _unpack(on_nodes: Sequence[str], environment: Optional[Environment], rank_python: str) -> str:
+    """Empty: there is nothing to unpack."""
+    if environment is None:
+        return ""
+    words = [str(environment.archive), str(environment.folder), rank_python]
+    return _lines(on_nodes, f'"$python" -m ftslurm.node.unpack {shlex.join(words)}')
+
+
+def _ranks(launch: Sequence[str], container: Sequence[str], interpreter: str) -> str:
+    rank = f'"${interpreter}" -u -m ftslurm.submit.rank "$FTSLURM_RUN_DIR/submit"'
+    if not container:
+        return _lines(launch, rank)
+    return _lines([*launch], '"$python" -m ftslurm.node.prefix', container, rank)
+
+
+def _lines(*parts: Union[str, Sequence[str]]) -> str:
+    """One command of bash: texts as they are, argv quoted."""
+    texts = [part if isinstance(part, str) else _bash_command(part) for part in parts]
+    return " \\\n    ".join(text for text in texts if text)
 
 
 def _bash_command(argv: Sequence[str]) -> str:
@@ -132,11 +193,11 @@ def _bash_command(argv: Sequence[str]) -> str:
     return text.strip()
 
 
+_VARIABLES = {LOGS: '"$logs"', NODES: '"$rank_nodes"'}
+
+
 def _bash_word(argument: str) -> str:
-    """Quoted for bash; the place of the attempt's logs is a variable of the script."""
-    return '"$logs"'.join(shlex.quote(part) if part else "" for part in argument.split(LOGS))
-
-
-def _shown(value: Any) -> str:
-    text = ascii(value)[1:-1]
-    return text if len(text) <= 60 else text[:60] + "..."
+    """Quoted for bash; what is known only when the script runs is a variable of it."""
+    parts = re.split(f"({'|'.join(_VARIABLES)})", argument)
+    words = [_VARIABLES.get(part) or shlex.quote(part) for part in parts if part]
+    return "".join(words) or "''"

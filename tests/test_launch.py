@@ -1,0 +1,64 @@
+"""The argv that starts ranks, and one process a node, under Slurm and on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from ftslurm.run.spec import ClusterSpec
+from ftslurm.scheduler.launch import LOGS, nodes_argv, ranks_argv
+
+RUN = Path("/runs/r")
+
+
+def ranks(**values):
+    return ranks_argv(ClusterSpec(**values), python="/x/python", run_dir=RUN)
+
+
+def test_ranks_are_launched_with_every_default_of_site_and_user_overridden():
+    argv = ranks(nodes=2, tasks_per_node=4, cpus_per_task=3)
+    assert argv[0] == "srun"
+    for option in ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3",
+                   "--export=ALL", "--kill-on-bad-exit=1", "--wait=0",
+                   f"--output={LOGS}/rank-%t.log"):  # fmt: skip
+        assert option in argv
+    assert "--no-kill" not in argv
+    assert all(option.startswith("--") for option in argv[1:])
+
+
+def test_no_rank_runs_on_a_spare():
+    assert {"--nodes=2", "--ntasks=4"} <= set(ranks(nodes=2, spares=3, tasks_per_node=2))
+    assert {"--nodes=2", "--ntasks=2"} <= set(nodes_argv(ClusterSpec(nodes=2, spares=3)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "option"),
+    [
+        ("gpus_per_task", 1, "--gpus-per-task=1"),
+        ("gpu_bind", "closest", "--gpu-bind=closest"),
+        ("cpu_bind", "map_cpu:0,1*2", "--cpu-bind=map_cpu:0,1*2"),
+        ("mpi", "pmix", "--mpi=pmix"),
+        ("export", "ALL,A=b c", "--export=ALL,A=b c"),
+        ("wait_s", 30, "--wait=30"),
+        ("srun", ["--mem-bind=local"], "--mem-bind=local"),
+    ],
+)
+def test_a_key_of_the_launch_is_one_option_of_srun(key, value, option):
+    assert option in ranks(**{key: value})
+    default = ranks()
+    assert option not in default and len(set(ranks(**{key: value})) - set(default)) == 1
+
+
+def test_pyxis_gets_the_run_directory_at_its_own_place_and_the_mounts_of_the_user():
+    argv = ranks(container_image="docker://nvcr.io#nvidia/pytorch:24.10-py3", mounts=["/d:/d:ro"])
+    assert "--container-image=docker://nvcr.io#nvidia/pytorch:24.10-py3" in argv
+    assert "--container-mounts=/runs/r:/runs/r,/d:/d:ro" in argv
+    assert "--container-workdir=/runs/r/code" in argv
+
+
+def test_an_argv_of_this_machine_names_the_log_folder_once_and_ends_before_the_rank_command():
+    argv = ranks(scheduler="local", tasks_per_node=2)
+    assert argv[:3] == ["/x/python", "-m", "ftslurm.scheduler.local_ranks"]
+    assert "--ntasks=2" in argv
+    assert [item for item in argv if LOGS in item] == [f"--output={LOGS}/rank-%t.log"]
+    assert argv[-1] == "--"
+    assert nodes_argv(ClusterSpec(scheduler="local")) == []
