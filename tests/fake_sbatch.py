@@ -16,9 +16,9 @@ FOLDER = Path(os.environ["FAKE_SBATCH"])
 WITH_VALUE = {
     "job-name", "account", "partition", "qos", "reservation", "constraint", "exclude", "comment",
     "output", "array", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time",
-    "signal", "open-mode",
+    "signal", "open-mode", "dependency", "licenses", "switches", "mail-user", "mail-type", "gres",
 }  # fmt: skip
-FLAGS = {"parsable", "requeue"}
+FLAGS = {"parsable", "requeue", "no-requeue", "exclusive"}
 
 
 def parse(words):

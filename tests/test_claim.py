@@ -15,7 +15,7 @@ from ftslurm.files import write_json
 from ftslurm.recovery.claim import FIRST_PORT, NUM_PORTS, choose_port, claim_attempt, is_free_here
 from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.run.spec import ClusterSpec, RunSpec, to_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[03-04]"}
@@ -34,15 +34,16 @@ def layout(tmp_path):
         "schema_version": 1,
         "run_id": "gpt-test",
         "scheduler": "slurm",
-        "spec": to_dict(RunSpec()),
+        "spec": to_dict(RunSpec(cluster=ClusterSpec(nodes=2))),
     }
     write_json(layout.run_json, record)
     return layout
 
 
 def test_a_claim_says_number_first_node_and_port(layout):
-    word, attempt, address, port, stop_at = claim_attempt(layout, JOB).split()
+    word, attempt, address, port, stop_at, nodes = claim_attempt(layout, JOB).split()
     assert (word, attempt, address, stop_at) == ("go", "1", "n03", "0")
+    assert nodes == "n03,n04"
     assert FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS
     claimed = read_attempt(layout, 1)
     assert (claimed.job_id, claimed.restart_count, claimed.nodes) == ("12", 0, ["n03", "n04"])
@@ -52,7 +53,7 @@ def test_a_claim_says_number_first_node_and_port(layout):
 def test_a_claim_says_when_the_warn_signal_is_due(layout, monkeypatch):
     monkeypatch.setattr("ftslurm.recovery.claim.read_end_time", lambda *_: 5000.7)
     lead_s = RunSpec().cluster.signal_lead_s
-    assert claim_attempt(layout, JOB).split()[-1] == str(5000 - lead_s)
+    assert claim_attempt(layout, JOB).split()[4] == str(5000 - lead_s)
 
 
 def test_an_array_task_is_known_by_its_own_id(layout):

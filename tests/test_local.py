@@ -17,7 +17,6 @@ from ftslurm.run.spec import ClusterSpec, RunSpec, to_dict
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.local_state import read_job
 from ftslurm.scheduler.process import ProcessName
-from ftslurm.scheduler.protocol import LOGS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -223,16 +222,6 @@ def test_a_pid_used_again_is_not_taken_for_the_old_process():
     assert other.send(signal.SIGKILL) is False
 
 
-def test_launch_argv_names_the_log_folder_once_and_ends_before_the_rank_command():
-    argv = open_scheduler("local").launch_ranks_argv(
-        ClusterSpec(nodes=2, tasks_per_node=2), python="/x/python"
-    )
-    assert argv[:3] == ["/x/python", "-m", "ftslurm.scheduler.local_ranks"]
-    assert "--ntasks=4" in argv
-    assert [item for item in argv if LOGS in item] == [f"--output={LOGS}/rank-%t.log"]
-    assert argv[-1] == "--"
-
-
 def test_local_job_of_another_run_or_before_its_start_is_unknown(tmp_path):
     layout = RunLayout(tmp_path)
     layout.submit.mkdir()
@@ -247,3 +236,33 @@ def test_local_job_of_another_run_or_before_its_start_is_unknown(tmp_path):
         })
     )  # fmt: skip
     assert not scheduler.job_state("local-7").is_known
+
+
+AGAIN_ONCE = (
+    'echo run >> runs; [ -n "${SLURM_RESTART_COUNT:-}" ] && exit 0\n'
+    'trap "exit 0" TERM; echo > ready; while :; do sleep 0.05; done'
+)
+
+
+def test_a_requeue_into_a_hold_waits_for_its_release(start):
+    job = start(AGAIN_ONCE)
+    job.wait_for("ready")
+    with pytest.raises(SchedulerError, match="only a waiting job can be held"):
+        job.scheduler.hold("local-7")
+    assert job.scheduler.requeue("local-7", hold=True) is True
+    until(lambda: job.state().is_held)
+    time.sleep(0.5)
+    assert job.state().is_held and job.file("runs").read_text() == "run\n"
+    job.scheduler.release("local-7")
+    assert job.wait() == 0
+    assert job.file("runs").read_text() == "run\nrun\n"
+
+
+def test_a_job_that_is_held_can_be_cancelled(start):
+    job = start(AGAIN_ONCE)
+    job.wait_for("ready")
+    job.scheduler.requeue("local-7", hold=True)
+    until(lambda: job.state().is_held)
+    job.scheduler.cancel("local-7")
+    job.wait()
+    assert job.state().word == "CANCELLED" and job.scheduler.was_cancelled("local-7")

@@ -112,3 +112,19 @@ def test_stops_that_never_save_end_the_run_and_say_what_to_change():
     stop = decide(past(*"fff"), late, max_failures=3)
     assert (stop.action, stop.failures_in_a_row) == ("stop", 4)
     assert "too slow" in stop.reason and "cluster.signal_lead_s" in stop.reason
+
+
+@pytest.mark.parametrize(("changes", "order", "action"), [
+    ({"rc": 1}, "stop", "ended"),
+    ({"rc": 1}, "pause", "paused"),
+    ({"term": True, "rc": 143}, "stop", "ended"),
+    ({"outcome": outcome(STOPPED), "rc": RANK_STOPPED}, "pause", "paused"),
+    ({"outcome": outcome(STOPPED, order="pause"), "rc": RANK_STOPPED}, "stop", "ended"),
+    ({"outcome": outcome(STOPPED, order="stop"), "rc": RANK_STOPPED}, "pause", "ended"),
+    ({"rc": RANK_NEVER_RETRY}, "stop", "stop"),
+    ({"done": True, "rc": 0}, "stop", "done"),
+])  # fmt: skip
+def test_a_run_does_not_go_on_against_an_order_that_no_rank_lived_to_obey(changes, order, action):
+    decision = decide([], replace(PLAIN, order=order, **changes), max_failures=3)
+    assert decision.action == action
+    assert action in ("stop", "done") or "ftslurm resume" in decision.reason

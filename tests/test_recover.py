@@ -51,11 +51,23 @@ class FakeScheduler:
     def controller_alive(self):
         return self.alive.pop(0) if len(self.alive) > 1 else self.alive[0]
 
-    def requeue(self, job_id, *, restart_count):
+    def requeue(self, job_id, *, restart_count, hold):
         self.requeued.append(job_id)
         if self.refusal:
             raise SchedulerError(self.refusal)
         return self.accepts
+
+    def was_cancelled(self, job_id):
+        return not self.accepts
+
+    def is_preempted(self, job_id):
+        return False
+
+    def may_requeue(self, job_id):
+        return True
+
+    def forbid_requeue(self, job_id):
+        pass
 
 
 @pytest.fixture
@@ -116,8 +128,8 @@ def test_a_full_disk_does_not_cost_the_requeue(layout, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ftslurm.recovery.recover.append_event", full)
-    monkeypatch.setattr("ftslurm.recovery.recover.write_json", full)
+    for name in ("recover.append_event", "recover.write_json", "next_job.append_event"):
+        monkeypatch.setattr(f"ftslurm.recovery.{name}", full)
     scheduler = FakeScheduler()
     assert decide(layout, scheduler, rc=75).action == "requeued"
     assert scheduler.requeued == ["12"]
@@ -139,21 +151,18 @@ def test_the_decision_is_on_disk_before_the_requeue_is_asked_for(layout):
     paths = begin(layout)
 
     class Looking(FakeScheduler):
-        def requeue(self, job_id, *, restart_count):
+        def requeue(self, job_id, **options):
             assert read_json(paths.root / "decision.json")["action"] == "requeued"
-            return super().requeue(job_id, restart_count=restart_count)
+            return super().requeue(job_id, **options)
 
     assert decide(layout, Looking(), rc=143, term=True).action == "requeued"
 
 
-@pytest.mark.parametrize("scheduler", [
-    FakeScheduler(accepts=False), FakeScheduler(refusal="Slurm refuses: no --requeue"),
-])  # fmt: skip
-def test_a_requeue_that_cannot_be_becomes_a_stop_on_record(layout, scheduler):
+def test_a_job_that_somebody_has_cancelled_becomes_a_stop_on_record(layout):
     paths = begin(layout)
-    decision = decide(layout, scheduler, rc=143, term=True)
+    decision = decide(layout, FakeScheduler(accepts=False), rc=143, term=True)
     assert decision.action == "stop"
-    assert "not queued again" in decision.reason
+    assert "somebody has cancelled the job" in decision.reason
     assert read_json(paths.root / "decision.json")["action"] == "stop"
 
 

@@ -2,13 +2,12 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from ftslurm.errors import SchedulerError
-from ftslurm.run.spec import ClusterSpec
-from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.protocol import LOGS
+from ftslurm.scheduler.protocol import CommandMissing, QueuedJob, RequeueImpossible
 from ftslurm.scheduler.slurm import Completed, SlurmScheduler, run_command
 
 OK = Completed(0, "", "")
@@ -119,8 +118,112 @@ def test_a_job_still_running_after_an_unclear_answer_is_asked_for_again():
     assert accepted and len(slept) == 1
 
 
+@pytest.mark.parametrize("line", ["RUNNING|None|NONE", "COMPLETING|None|NONE"])
+def test_a_job_that_slurm_never_requeues_is_told_from_other_refusals(line):
+    text = "Requested operation is presently disabled for job 7"
+    commands = Commands(scontrol_requeue=[Completed(1, "", text)], squeue=squeue(line))
+    with pytest.raises(RequeueImpossible, match="presently disabled"):
+        requeue(commands, restart_count=0)
+
+
+def missing(argv, timeout_s):
+    raise CommandMissing(f"`{argv[0]}` is not on PATH")
+
+
+def test_without_scontrol_nothing_can_be_requeued_and_squeue_says_whether_slurm_is_there():
+    def no_scontrol(argv, timeout_s):
+        return missing(argv, timeout_s) if argv[0] == "scontrol" else OK
+
+    scheduler = SlurmScheduler(no_scontrol)
+    assert scheduler.controller_alive()
+    with pytest.raises(RequeueImpossible, match="`scontrol` is not on PATH"):
+        scheduler.requeue("12")
+
+
+def test_a_requeue_into_a_hold_is_one_command():
+    commands = Commands(scontrol_requeuehold=[OK], squeue=squeue("COMPLETING|None|NONE"))
+    assert requeue(commands, hold=True) == (True, [])
+    assert ["scontrol", "requeuehold", "Incomplete", "70_1"] in commands.seen
+
+
+def test_only_a_waiting_job_is_held():
+    # Slurm would accept a hold of a running job, and obey it much later.
+    commands = Commands(squeue=squeue("RUNNING|None|NONE"))
+    with pytest.raises(SchedulerError, match="only a waiting job can be held"):
+        SlurmScheduler(commands).hold("12")
+    commands = Commands(squeue=squeue("PENDING|Dependency|N/A"), scontrol_hold=[OK])
+    SlurmScheduler(commands).hold("12")
+    assert commands.seen[-1] == ["scontrol", "hold", "12"]
+
+
+def test_a_hold_of_slurms_own_is_not_the_owners_to_release():
+    text = "Access/permission denied for job 33"
+    commands = Commands(scontrol_release=[Completed(1, "", text)])
+    with pytest.raises(SchedulerError, match=text):
+        SlurmScheduler(commands).release("33")
+
+
+@pytest.mark.parametrize(("printed", "may"), [("0", False), ("1", True), ("", None)])
+def test_whether_a_job_may_be_requeued_is_squeues_word(printed, may):
+    commands = Commands(squeue=[Completed(0, f"{printed:<20}\n", "")])
+    assert SlurmScheduler(commands).may_requeue("12") is may
+    assert SlurmScheduler(missing).may_requeue("12") is None
+
+
+@pytest.mark.parametrize(("printed", "is_so"), [
+    ("2026-11-29T18:07:51", True), ("N/A", False), ("", None),
+])  # fmt: skip
+def test_a_job_is_preempted_when_it_has_a_time_of_it(printed, is_so):
+    commands = Commands(squeue=[Completed(0, f"{printed} \n", "")])
+    assert SlurmScheduler(commands).is_preempted("12") is is_so
+    assert commands.seen[0][-1] == "--Format=PreemptTime"
+
+
+FORGOTTEN = Completed(1, "", "slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(("line", "accounting", "cancelled"), [
+    ("CANCELLED|None|NONE", None, True),
+    ("PREEMPTED|None|NONE", None, False),
+    ("RUNNING|None|NONE", None, False),
+    ("COMPLETING|None|NONE", "CANCELLED by 1007", True),
+    ("COMPLETING|None|NONE", "PREEMPTED", False),
+    ("COMPLETING|None|NONE", "RUNNING", None),  # it lags
+    (FORGOTTEN, "CANCELLED by 1007", True),
+    (FORGOTTEN, "NODE_FAIL", False),
+    (FORGOTTEN, "", None),
+    ("COMPLETING|None|NONE", Completed(1, "", "Connection refused"), None),
+])  # fmt: skip
+def test_a_cancelled_job_is_told_from_others_by_squeue_or_else_by_accounting(
+    line, accounting, cancelled
+):
+    answer = [line] if isinstance(line, Completed) else squeue(line)
+    told = [accounting] if isinstance(accounting, Completed) else squeue(accounting or "")
+    assert SlurmScheduler(Commands(squeue=answer, sacct=told)).was_cancelled("12") is cancelled
+
+
+def test_the_waiting_jobs_of_a_run_are_those_with_its_script():
+    text = (
+        "13|singleton(unfulfilled),afterany:12(unfulfilled)|/runs/a|b/train.sbatch\n"
+        "14|(null)|/runs/a|b/train.sbatch\n15|afterany:12(unfulfilled)|/runs/other\n16|(null)|(null)\n"
+    )
+    commands = Commands(squeue=[Completed(0, text, "")])
+    found = SlurmScheduler(commands).waiting(Path("/runs/a|b/train.sbatch"))
+    assert [(job.job_id, job.waits_for("12")) for job in found] == [("13", True), ("14", False)]
+
+
+@pytest.mark.parametrize(("dependency", "waits"), [
+    ("afterany:70_1(unfulfilled)", True),
+    ("singleton(unfulfilled)", False),
+    ("afterok:70_1(unfulfilled)", False),
+    ("afterany:170_1(unfulfilled)", False),
+    ("", False),
+])  # fmt: skip
+def test_a_successor_waits_for_its_own_predecessor(dependency, waits):
+    assert QueuedJob("13", dependency).waits_for("70_1") is waits
+
+
 @pytest.mark.parametrize("text", [
-    "Requested operation is presently disabled for job 7",
     "Invalid job id specified for job 987654",
     "Access/permission denied for job 33",
 ])  # fmt: skip
@@ -169,17 +272,6 @@ def test_a_state_that_cannot_be_had_is_unknown_with_the_reason():
 ])  # fmt: skip
 def test_the_last_task_of_an_array_is_not_taken_for_the_whole_array(environ, job_id):
     assert SlurmScheduler().own_job_id(environ) == job_id
-
-
-def test_ranks_are_launched_with_every_default_of_site_and_user_overridden():
-    cluster = ClusterSpec(nodes=2, tasks_per_node=4, cpus_per_task=3, wait_s=0)
-    argv = open_scheduler("slurm").launch_ranks_argv(cluster, python="/unused")
-    assert argv[0] == "srun"
-    for option in ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3",
-                   "--export=ALL", "--kill-on-bad-exit=1", "--wait=0",
-                   f"--output={LOGS}/rank-%t.log"):  # fmt: skip
-        assert option in argv
-    assert "--no-kill" not in argv
 
 
 @pytest.fixture

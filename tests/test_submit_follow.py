@@ -5,6 +5,7 @@ import pytest
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
 from ftslurm.run.attempts import Attempt, Progress, claim, write_progress
+from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.protocol import JobState
 from ftslurm.submit import follow
@@ -300,3 +301,61 @@ def test_a_job_nobody_knows_is_given_up(tmp_path):
     end, _, pauses, _ = followed(tmp_path, [JobState("UNKNOWN", "Invalid job id specified")])
     assert not end.finished and "Invalid job id" in end.text
     assert 900 <= sum(pauses) < 1000
+
+
+class Jobs(Scheduler):
+    """Each job has states of its own."""
+
+    def __init__(self, states, name):
+        self.of_job, self.name, self.asked = {key: list(value) for key, value in states}, name, []
+
+    def job_state(self, job_id):
+        states = self.of_job[job_id]
+        return states.pop(0) if len(states) > 1 else states[0]
+
+
+def queue_job(tmp_path, job_id, by=BY_BATCH, after=None):
+    (tmp_path / "submit").mkdir(exist_ok=True)
+    add_job(RunLayout(tmp_path), job_id, scheduler="slurm", queued_by=by, after=after)
+
+
+def test_the_next_job_is_watched_when_the_one_before_has_ended(tmp_path):
+    queue_job(tmp_path, "7", BY_SUBMIT)
+    queue_job(tmp_path, "8", after="7")
+    decide(attempt(tmp_path, step=20), "requeued", "stopped")
+    waiting = JobState("PENDING", "Dependency")
+    states = [
+        ("7", [RUNNING, RUNNING, JobState("COMPLETED")]),
+        ("8", [waiting, waiting, JobState("PENDING", "Resources"), RUNNING, JobState("FAILED")]),
+    ]
+    end, said, _, _ = followed(tmp_path, states, kind=Jobs)
+    assert "job FAILED" in end.text
+    assert said.index("the run goes on in job 8") < said.index("job is PENDING (Resources)")
+    assert "job is PENDING (Dependency)" not in said
+
+
+def test_a_successor_that_was_cancelled_with_the_run_is_no_news(tmp_path):
+    queue_job(tmp_path, "7", BY_SUBMIT)
+    queue_job(tmp_path, "8", after="7")
+    decide(attempt(tmp_path, step=20), "ended", "stopped by the order `stop`")
+    states = [("7", [JobState("COMPLETED")]), ("8", [JobState("CANCELLED")])]
+    end, said, pauses, _ = followed(tmp_path, states, kind=Jobs)
+    assert "by the order `stop`" in end.text and sum(pauses) <= 2
+    assert not any("goes on" in line for line in said)
+
+
+def test_a_run_resumed_by_a_person_is_watched_on_in_its_new_job(tmp_path):
+    queue_job(tmp_path, "7", BY_SUBMIT)
+    decide(attempt(tmp_path, step=20), "stop", "it failed")
+    queue_job(tmp_path, "9", BY_PERSON)
+    assert follow.job_to_watch(RunLayout(tmp_path)) == "7"
+    forgotten = JobState("UNKNOWN", "Invalid job id specified")
+    states = [("7", [forgotten]), ("9", [RUNNING, JobState("CANCELLED")])]
+    _, said, _, _ = followed(tmp_path, states, kind=Jobs)
+    assert said[0] == "job is RUNNING"
+
+
+def test_a_paused_run_is_told_from_one_that_slurm_holds(tmp_path):
+    decide(attempt(tmp_path, step=20), "paused", "stopped by the order `pause`")
+    end, _, _, _ = followed(tmp_path, [JobState("PENDING", "JobHeldUser")])
+    assert "is paused: `ftslurm resume`" in end.text

@@ -1,28 +1,49 @@
 """`ftslurm claim RUN`: take the next attempt's number, for the batch script.
 
-Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT`, or `done` when the run has finished. The steps
-that are committed by now are recorded as adopted: one that an older attempt publishes later is
-fenced.
+Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT NODES`, or `done` when the run has finished;
+fails in a successor that was queued before the run was stopped. The steps that are committed by now
+are recorded as adopted: one that an older attempt publishes later is fenced. A run that gets its
+next job by resubmission has it in the queue before the ranks start.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import hashlib
 import os
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
+from ftslurm.checkpoint.sight import await_newest
 from ftslurm.checkpoint.store import CheckpointStore
-from ftslurm.errors import EXIT_OK, RunError
-from ftslurm.run.attempts import AdoptedStep, Attempt, append_event, claim, numbers, read_attempt
+from ftslurm.errors import EXIT_OK, FtslurmError, RunError, SchedulerError
+from ftslurm.files import is_listed
+from ftslurm.node.interface import address_of
+from ftslurm.recovery.successor import (
+    OwnJob,
+    ensure_successor,
+    note_own_job,
+    reason_to_leave,
+    submit_from_job,
+)
+from ftslurm.run.attempts import (
+    AdoptedStep,
+    Attempt,
+    append_event,
+    claim,
+    claimed_numbers,
+    read_attempt,
+)
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.record import read_record
+from ftslurm.run.record import RESUBMIT, read_record
 from ftslurm.run.spec import ClusterSpec
+from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
 
@@ -39,18 +60,45 @@ def main(argv: Optional[list[str]] = None) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     options = parser.parse_args(argv)
-    print(claim_attempt(RunLayout(options.run), os.environ))  # noqa: T201
+    layout = RunLayout(options.run)
+    require_own(layout)
+    try:
+        print(claim_attempt(layout, os.environ))  # noqa: T201
+    except FtslurmError:
+        _make_end_final(layout, os.environ)
+        raise
     return EXIT_OK
 
 
-def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
+def _make_end_final(layout: RunLayout, environ: Mapping[str, str]) -> None:
+    """The script fails now, and Slurm would hold a job that asked for --requeue=expedite."""
+    with contextlib.suppress(FtslurmError):
+        record = read_record(layout)
+        if record.site and record.site.get("expedited_requeue"):
+            scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
+            scheduler.forbid_requeue(scheduler.own_job_id(environ))
+
+
+def claim_attempt(
+    layout: RunLayout,
+    environ: Mapping[str, str],
+    *,
+    submit: Callable[[Sequence[str]], str] = submit_from_job,
+) -> str:
     """Claim, and say the one line for the batch script."""
-    if layout.done.exists():
+    if is_listed(layout.done):
         return "done"
     record = read_record(layout)
     scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
     job_id = scheduler.own_job_id(environ)
-    nodes = scheduler.nodes(environ)
+    own_job = OwnJob(layout, record, scheduler, job_id, submit=submit)
+    note_own_job(own_job)
+    why = reason_to_leave(own_job)
+    if why is not None:
+        raise RunError(f"{why}; this job leaves, `ftslurm resume` lets the run go on")
+    cluster = record.spec.cluster
+    nodes = scheduler.nodes(environ)[: cluster.nodes]  # what follows them are spares
+    address = _master_address(cluster, scheduler, nodes)
     attempt = claim(
         layout,
         Attempt(
@@ -63,17 +111,53 @@ def claim_attempt(layout: RunLayout, environ: Mapping[str, str]) -> str:
         ),
     )
     port = choose_port(f"{job_id} {attempt.number}")
-    append_event(
-        layout.attempt(attempt.number),
-        "claimed",
-        job_id=job_id,
-        restart_count=attempt.restart_count,
-        nodes=nodes,
-        port=port,
-        adopted=[item.step for item in attempt.adopted],
-    )
-    stop_at = _stop_at(record.spec.cluster, scheduler, environ)
-    return f"go {attempt.number} {scheduler.master_address(nodes)} {port} {stop_at}"
+    _note(layout, attempt, port)
+    _queue_successor(own_job)
+    stop_at = _stop_at(cluster, scheduler, environ)
+    return f"go {attempt.number} {address} {port} {stop_at} {','.join(nodes)}"
+
+
+def _queue_successor(job: OwnJob) -> None:
+    """Queued before anything can go wrong: a dead batch node, or a KILL, leaves the run with a next
+    job. Also where it is Slurm that would not queue this job again, whatever the run asked for."""
+    try:
+        if (
+            job.record.continue_by != RESUBMIT
+            and job.scheduler.may_requeue(job.job_id) is not False
+        ):
+            return
+        if not job.scheduler.controller_alive():
+            raise SchedulerError("slurmctld does not answer")
+        ensure_successor(job, give_up=lambda: True)
+    except SchedulerError as error:
+        _warn(f"the run's next job is not queued yet, it will be when this attempt ends: {error}")
+
+
+def _warn(text: str) -> None:
+    print(f"ftslurm: warning: {text}", file=sys.stderr)  # noqa: T201
+
+
+def _note(layout: RunLayout, attempt: Attempt, port: int) -> None:
+    """A journal that cannot be written (disk full) costs its line, not the attempt."""
+    try:
+        append_event(
+            layout.attempt(attempt.number),
+            "claimed",
+            job_id=attempt.job_id,
+            restart_count=attempt.restart_count,
+            nodes=attempt.nodes,
+            port=port,
+            adopted=[item.step for item in attempt.adopted],
+        )
+    except OSError as error:
+        _warn(f"not in the journal: {error}")
+
+
+def _master_address(cluster: ClusterSpec, scheduler: Scheduler, nodes: list[str]) -> str:
+    """The batch script runs on the node that hosts rank 0."""
+    if cluster.interface is not None:
+        return address_of(cluster.interface)
+    return scheduler.master_address(nodes)
 
 
 def _stop_at(cluster: ClusterSpec, scheduler: Scheduler, environ: Mapping[str, str]) -> int:
@@ -91,10 +175,15 @@ def adoptable(layout: RunLayout) -> list[AdoptedStep]:
     Not among them: what an attempt older than the newest one published after that was claimed. Its
     rank 0 may have died before it put such a step aside.
     """
+    unseen = await_newest(layout)
+    if unseen is not None:
+        print(  # noqa: T201
+            f"ftslurm: warning: `{layout.latest_json}` names step {unseen}, which is not there",
+            file=sys.stderr,
+        )
     store = CheckpointStore(layout)
     steps = [AdoptedStep(item.step, item.committed_digest) for item in store.published()]
-    # A claim that was killed half way leaves a folder without attempt.json, and no ranks.
-    claimed = [n for n in numbers(layout) if layout.attempt(n).attempt_json.exists()]
+    claimed = claimed_numbers(layout)
     if not claimed:
         return steps
     newest = read_attempt(layout, claimed[-1])

@@ -5,14 +5,16 @@ Reads only; a record that a crash left torn counts as absent, never as a reason 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.checkpoint.published import published_steps
 from ftslurm.errors import FormatError
-from ftslurm.files import read_json
+from ftslurm.files import is_listed, read_json
+from ftslurm.program.progress import has_progressed, progressed_between
 from ftslurm.recovery.policy import CAUSE_FAILED, Evidence, PastAttempt, RankFailure
-from ftslurm.run.attempts import Outcome, numbers, read_attempt, read_events, read_outcome
+from ftslurm.run.attempts import Outcome, claimed_numbers, read_attempt, read_events, read_outcome
+from ftslurm.run.control import control_files
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.record import read_record
 
@@ -25,38 +27,48 @@ ECHO = "PeerLost"
 def read_evidence(layout: RunLayout, number: int, *, rc: int, term: bool) -> Evidence:
     paths = layout.attempt(number)
     committed = newest_committed(layout)
+    record = read_record(layout)
+    is_program = bool(record.spec.program)
+    saved = _is_newer(committed, _newest_adopted(layout, number))
     return Evidence(
         number=number,
         rc=rc,
         term=term,
-        done=layout.done.exists(),
+        done=is_listed(layout.done),
         outcome=_outcome(paths),
-        progressed=_is_newer(committed, _newest_adopted(layout, number)),
+        progressed=has_progressed(layout, number) if is_program else saved,
         committed_step=committed,
         logs=str(paths.logs),
         first_failure=_first_failure(layout, number),
+        order=control_files(layout, record).read_leaving(),
         ranks_signalled=any(event["kind"] == "signal" for event in read_events(paths)),
+        is_program=is_program,
     )
 
 
 def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
     """Attempts before `number`, oldest first; one that was cut off in its claim had no ranks."""
-    claimed = [past for past in numbers(layout) if layout.attempt(past).attempt_json.exists()]
-    earlier = [past for past in claimed if past < number]
-    adopted = {past: _newest_adopted(layout, past) for past in [*earlier, number]}
-    following = [*earlier[1:], number]
+    earlier = [past for past in claimed_numbers(layout) if past < number]
     return [
         PastAttempt(
             number=past,
             failed=_cause(layout.attempt(past)) == CAUSE_FAILED,
-            progressed=_is_newer(adopted[after], adopted[past]),
+            progressed=progressed,
         )
-        for past, after in zip(earlier, following)
+        for past, progressed in zip(earlier, _progressed_between(layout, [*earlier, number]))
     ]
 
 
+def _progressed_between(layout: RunLayout, attempts: Sequence[int]) -> list[bool]:
+    """For each attempt but the last: whether the next one began further on."""
+    if read_record(layout).spec.program:
+        return progressed_between(layout, attempts)
+    adopted = [_newest_adopted(layout, attempt) for attempt in attempts]
+    return [_is_newer(after, before) for before, after in zip(adopted, adopted[1:])]
+
+
 def newest_committed(layout: RunLayout) -> Optional[int]:
-    return max((item.step for item in CheckpointStore(layout).published()), default=None)
+    return max((item.step for item in published_steps(layout)), default=None)
 
 
 def ranks_were_started(paths: AttemptLayout) -> bool:

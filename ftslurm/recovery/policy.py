@@ -75,12 +75,16 @@ class Evidence:
     logs: str
     """Folder of the ranks' logs."""
     first_failure: Optional[RankFailure] = None
+    order: Optional[str] = None
+    """stop | pause: an operator's order that no rank has carried out."""
     ranks_signalled: bool = False
     """The ranks noted a stop signal."""
     limit_is_near: bool = False
     """The warn signal before the time limit is due or was sent, between attempts to nobody."""
     controller_away: bool = False
     """No rank was started, and slurmctld does not answer."""
+    is_program: bool = False
+    """The run is a program of the user's own: of steps nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,29 @@ class Decision:
 
 def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: int) -> Decision:
     """`history`: the earlier attempts, oldest first."""
+    decision = _by_outcome(history, evidence, max_failures)
+    order = evidence.order
+    goes_on = decision.action in (RESTART, REQUEUED)
+    if order is None or not (goes_on or (decision.action == PAUSED and order != PAUSE)):
+        return decision
+    return Decision(
+        PAUSED if order == PAUSE else ENDED,
+        CAUSE_ORDERED,
+        f"{decision.reason}; the order `{order}` keeps the run from going on until `ftslurm "
+        "resume`",
+        decision.failures_in_a_row,
+    )
+
+
+def _by_outcome(history: Sequence[PastAttempt], evidence: Evidence, max_failures: int) -> Decision:
     outcome = evidence.outcome
     if evidence.done or (outcome is not None and outcome.result == FINISHED):
         return Decision(DONE, CAUSE_FINISHED, "the run has finished")
     if outcome is not None and outcome.result == STOPPED and outcome.order is not None:
-        return _after_order(outcome)
+        return _after_order(evidence, outcome)
     if outcome is not None and outcome.result == STOPPED:
         if outcome.committed_step == outcome.step or evidence.progressed:
-            return Decision(REQUEUED, CAUSE_ASKED, _stopped(outcome))
+            return Decision(REQUEUED, CAUSE_ASKED, _stopped(evidence, outcome))
         return _after_unsaved_stop(history, evidence, outcome, max_failures)
     if evidence.term:
         return Decision(
@@ -122,11 +141,11 @@ def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: 
     return _after_failure(history, evidence, max_failures)
 
 
-def _after_order(outcome: Outcome) -> Decision:
+def _after_order(evidence: Evidence, outcome: Outcome) -> Decision:
     """An operator's word counts, whether the save has committed or not: the reason says which."""
     action = PAUSED if outcome.order == PAUSE else ENDED
     return Decision(
-        action, CAUSE_ORDERED, f"{_stopped(outcome)}; `ftslurm resume` lets the run go on"
+        action, CAUSE_ORDERED, f"{_stopped(evidence, outcome)}; `ftslurm resume` lets the run go on"
     )
 
 
@@ -136,14 +155,14 @@ def _after_unsaved_stop(
     """Asked to leave, with nothing newly committed: the next attempt would train the same steps."""
     count = _failures_in_a_row(history, evidence)
     if count <= max_failures:
-        return Decision(REQUEUED, CAUSE_FAILED, _stopped(outcome), count)
+        return Decision(REQUEUED, CAUSE_FAILED, _stopped(evidence, outcome), count)
     return Decision(
         STOP,
         CAUSE_FAILED,
         f"{_count(count)} without a newly committed step, recovery.max_failures is {max_failures}: "
-        f"{_stopped(outcome)} ({outcome.reason}); the save does not fit into the time that is "
-        "left after the signal: save more often (checkpoint.interval_steps), ask for a longer "
-        "cluster.signal_lead_s, or look at the storage, and submit again",
+        f"{_stopped(evidence, outcome)} ({outcome.reason}); the save does not fit into the time "
+        "that is left after the signal: save more often (checkpoint.interval_steps), ask for a "
+        "longer cluster.signal_lead_s, or look at the storage, and submit again",
         count,
     )
 
@@ -156,7 +175,7 @@ def _after_failure(
         return Decision(
             STOP,
             CAUSE_FAILED,
-            f"{_count(count)} without a newly committed step, recovery.max_failures is "
+            f"{_count(count)} without {_progress(evidence)}, recovery.max_failures is "
             f"{max_failures}: {_what_failed(evidence)}; mend the cause and submit again",
             count,
         )
@@ -191,10 +210,16 @@ def _never_retry(evidence: Evidence) -> bool:
     return evidence.rc == RANK_NEVER_RETRY
 
 
-def _stopped(outcome: Outcome) -> str:
+def _progress(evidence: Evidence) -> str:
+    return "a change in RUN/resume" if evidence.is_program else "a newly committed step"
+
+
+def _stopped(evidence: Evidence, outcome: Outcome) -> str:
     asked = f" on {outcome.signal}" if outcome.signal else ""
     if outcome.order:
         asked = f" by the order `{outcome.order}`"
+    if evidence.is_program:
+        return f"stopped{asked}"
     if outcome.committed_step == outcome.step:
         return f"stopped{asked} at step {outcome.step}, all committed"
     return f"stopped{asked} at step {outcome.step}, {_from_step(outcome.committed_step)}"
@@ -219,6 +244,8 @@ def _what_failed(evidence: Evidence) -> str:
 
 
 def _resume_point(evidence: Evidence) -> str:
+    if evidence.is_program:
+        return "the next attempt starts the program again"
     return f"the next attempt {_from_step(evidence.committed_step)}"
 
 

@@ -1,9 +1,9 @@
 """`ftslurm recover RUN --attempt N --rc RC [--term]`: what follows an attempt.
 
-Called by the batch script. Prints one word, `done`, `restart`, `requeued` or `stop`, and on stderr
-why. The decision is durable in the attempt's decision.json before it is acted on, unless the disk
-refuses: then it is acted on all the same. `requeued` is
-printed only once the scheduler has accepted: on Slurm 22.05 a script that leaves before is final.
+Called by the batch script. Prints one word, `done`, `restart`, `requeued`, `paused`, `ended` or
+`stop`, and on stderr why. The decision is durable in the attempt's decision.json before it is acted
+on, unless the disk refuses: then it is acted on all the same. `requeued` is printed only once the
+scheduler has taken the run's next job: on Slurm 22.05 a script that leaves before is final.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.errors import EXIT_OK, SchedulerError
+from ftslurm.errors import EXIT_OK, FtslurmError, SchedulerError
 from ftslurm.files import write_json
+from ftslurm.program.ending import settle
 from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
+from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
     CAUSE_NOT_STARTED,
-    REQUEUED,
+    CAUSE_ORDERED,
     RESTART,
     STOP,
     Decision,
     Evidence,
     decide,
 )
+from ftslurm.recovery.successor import OwnJob, best_effort, cancel_successors, submit_from_job
 from ftslurm.run.attempts import append_event
+from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec
+from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
 
@@ -60,10 +65,19 @@ def main(argv: Optional[list[str]] = None) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     layout = RunLayout(options.run)
+    require_own(layout)
     scheduler = open_scheduler(read_record(layout).scheduler, run_dir=layout.root)
-    decision = recover(
-        layout, scheduler, os.environ, attempt=options.attempt, rc=options.rc, term=options.term
-    )
+    try:
+        decision = recover(
+            layout, scheduler, os.environ, attempt=options.attempt, rc=options.rc, term=options.term
+        )
+    except FtslurmError:
+        # Nothing was decided: a successor would find the same, and the one after it.
+        with contextlib.suppress(SchedulerError):
+            cancel_successors(
+                OwnJob(layout, read_record(layout), scheduler, scheduler.own_job_id(os.environ))
+            )
+        raise
     print(f"ftslurm: attempt {options.attempt}: {decision.reason}", file=sys.stderr)  # noqa: T201
     print(decision.action)  # noqa: T201
     return EXIT_OK
@@ -77,62 +91,60 @@ def recover(
     attempt: int,
     rc: int,
     term: bool,
+    submit: Callable[[Sequence[str]], str] = submit_from_job,
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Decision:
     """Decide, write it down, act; the decision as it stands at the end."""
     paths = layout.attempt(attempt)
-    with _best_effort():
+    with best_effort("not in the journal"):
         append_event(paths, "ranks_ended", now=now, rc=rc, term=term)
+    record = read_record(layout)
+    own_job = OwnJob(
+        layout,
+        record,
+        scheduler,
+        scheduler.own_job_id(environ),
+        int(environ.get("SLURM_RESTART_COUNT") or 0),
+        submit=submit,
+        now=now,
+        sleep=sleep,
+    )
+    if record.spec.program:
+        settle(layout, record, attempt, rc=rc, now=now)
     evidence = read_evidence(layout, attempt, rc=rc, term=term)
     if rc != 0 and not term and not ranks_were_started(paths):
-        away = not scheduler.controller_alive()
-        evidence = dataclasses.replace(evidence, controller_away=away)
-    spec = read_record(layout).spec
+        evidence = dataclasses.replace(evidence, controller_away=_is_away(scheduler))
+    spec = record.spec
     history, max_failures = read_history(layout, attempt), spec.recovery.max_failures
     decision = decide(history, evidence, max_failures=max_failures)
     # Asked only where it matters: Slurm may take its time to answer, and grace may be running.
     if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, now()):
         evidence = dataclasses.replace(evidence, limit_is_near=True)
         decision = decide(history, evidence, max_failures=max_failures)
-    decision = _with_way_back(layout, decision)
-    _write_decision(layout, evidence, decision, now=now)
-    if decision.action == REQUEUED:
-        decision = _requeue(layout, scheduler, environ, evidence, decision, now=now)
-    elif decision.cause == CAUSE_NOT_STARTED:
-        while not scheduler.controller_alive():
+
+    def put_on_record(decided: Decision) -> Decision:
+        told = _with_way_back(layout, decided)
+        _write_decision(layout, evidence, told, now=now)
+        return told
+
+    decision = put_on_record(decision)
+    if decision.cause == CAUSE_ORDERED:
+        with best_effort("the order is not taken away"):
+            control_files(layout, record).take_away_leaving()
+    if decision.cause == CAUSE_NOT_STARTED:
+        while _is_away(scheduler):
             sleep(2.0)
-    return decision
+        return decision
+    return act(own_job, environ, evidence, decision, put_on_record)
 
 
-def _requeue(
-    layout: RunLayout,
-    scheduler: Scheduler,
-    environ: Mapping[str, str],
-    evidence: Evidence,
-    decision: Decision,
-    *,
-    now: Callable[[], float],
-) -> Decision:
-    """Place the requeue, for as long as it takes; refused for good or in vain it becomes a stop."""
-    job_id = scheduler.own_job_id(environ)
-    with _best_effort():
-        append_event(layout.attempt(evidence.number), "requeue_asked", now=now, job_id=job_id)
+def _is_away(scheduler: Scheduler) -> bool:
+    """False also where nobody can say: then no start may wait for it."""
     try:
-        restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
-        if scheduler.requeue(job_id, restart_count=restart_count):
-            return decision
-        why = "the job ends for good (somebody cancelled it, or its time limit has passed)"
-    except SchedulerError as error:
-        why = str(error)
-    refused = dataclasses.replace(
-        decision,
-        action=STOP,
-        reason=f"{decision.reason}, but it is not queued again: {why}",
-    )
-    refused = _with_way_back(layout, refused)
-    _write_decision(layout, evidence, refused, now=now)
-    return refused
+        return not scheduler.controller_alive()
+    except SchedulerError:
+        return False
 
 
 def _with_way_back(layout: RunLayout, decision: Decision) -> Decision:
@@ -151,15 +163,6 @@ def _limit_is_near(
     return end_at is not None and end_at - now_s <= cluster.signal_lead_s + EARLIEST_WARNING_S
 
 
-@contextlib.contextmanager
-def _best_effort() -> Iterator[None]:
-    """A journal that cannot be written (disk full, I/O error) must not cost the run its requeue."""
-    try:
-        yield
-    except OSError as error:
-        print(f"ftslurm: warning: not in the journal: {error}", file=sys.stderr)  # noqa: T201
-
-
 def _write_decision(
     layout: RunLayout, evidence: Evidence, decision: Decision, *, now: Callable[[], float]
 ) -> None:
@@ -174,7 +177,7 @@ def _write_decision(
         "decided_at": now(),
     }
     paths = layout.attempt(evidence.number)
-    with _best_effort():
+    with best_effort("not in the journal"):
         write_json(paths.decision_json, record)
         append_event(
             paths,

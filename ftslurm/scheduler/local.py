@@ -22,15 +22,18 @@ from ftslurm import __version__
 from ftslurm.errors import SchedulerError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
-from ftslurm.run.spec import ClusterSpec, parse_time_s
+from ftslurm.run.spec import parse_time_s
 from ftslurm.scheduler import local_state
-from ftslurm.scheduler.local_state import CANCEL, REQUEUE, LocalJob, read_job, write_job
+from ftslurm.scheduler.launch import KILL_WAIT_S
+from ftslurm.scheduler.local_state import CANCEL, HOLD, REQUEUE, LocalJob, read_job, write_job
 from ftslurm.scheduler.process import ProcessName, die_with_parent
-from ftslurm.scheduler.protocol import LOGS, UNKNOWN, JobState, Site
+from ftslurm.scheduler.protocol import UNKNOWN, JobState, QueuedJob, Site
 
-KILL_WAIT_S = 10
 REQUEUE_DELAY_S = 1.0
 _TICK_S = 0.1
+
+HELD = "JobHeldUser"
+"""Slurm's reason of a job that its owner holds."""
 
 
 class LocalScheduler:
@@ -62,17 +65,6 @@ class LocalScheduler:
     def master_address(self, nodes: list[str]) -> str:
         return "127.0.0.1"  # the machine's own name need not resolve
 
-    def launch_ranks_argv(self, cluster: ClusterSpec, *, python: str) -> list[str]:
-        return [
-            python,
-            "-m",
-            "ftslurm.scheduler.local_ranks",
-            f"--ntasks={cluster.nodes * cluster.tasks_per_node}",
-            f"--output={LOGS}/rank-%t.log",
-            f"--kill-wait={KILL_WAIT_S}",
-            "--",
-        ]
-
     def job_state(self, job_id: str) -> JobState:
         job = self._job(job_id)
         if job is None:
@@ -98,6 +90,7 @@ class LocalScheduler:
         job_id: str,
         *,
         restart_count: Optional[int] = None,
+        hold: bool = False,
         give_up: Callable[[], bool] = lambda: False,
     ) -> bool:
         job, state = self._job(job_id), self.job_state(job_id)
@@ -107,8 +100,37 @@ class LocalScheduler:
             return True
         if not state.is_running:
             return False
+        if hold:
+            local_state.write_request(self._layout(), HOLD, job)
         local_state.write_request(self._layout(), REQUEUE, job)
         return True
+
+    def hold(self, job_id: str) -> None:
+        job, state = self._job(job_id), self.job_state(job_id)
+        if job is None or not state.is_waiting:
+            raise SchedulerError(f"job {job_id} is {state.word}; only a waiting job can be held")
+        local_state.write_request(self._layout(), HOLD, job)
+
+    def release(self, job_id: str) -> None:
+        if not self.job_state(job_id).is_waiting:
+            raise SchedulerError(f"job {job_id} does not wait, it cannot be released")
+        local_state.take_back(self._layout(), HOLD)
+
+    def may_requeue(self, job_id: str) -> Optional[bool]:
+        return True
+
+    def forbid_requeue(self, job_id: str) -> None:
+        """A job here is queued again only when it asks."""
+
+    def is_preempted(self, job_id: str) -> Optional[bool]:
+        return False
+
+    def was_cancelled(self, job_id: str) -> Optional[bool]:
+        job, state = self._job(job_id), self.job_state(job_id)
+        return None if job is None else "CANCELLED" in (state.word, job.reason)
+
+    def waiting(self, script: Path) -> list[QueuedJob]:
+        return []  # a run's one job here has no successor
 
     def hasten(self, job_id: str) -> bool:
         return False
@@ -216,8 +238,13 @@ class _Batch:
 
     def wait_for_restart(self, delay_s: float) -> bool:
         """False when the job was cancelled while it waited."""
-        self._become(replace(self.job, word="PENDING", reason="BeginTime", ends_at=None))
+        reason = HELD if self._is_held() else "BeginTime"
+        self._become(replace(self.job, word="PENDING", reason=reason, ends_at=None))
         time.sleep(delay_s)
+        while self._is_held() and not self._is_cancelled():
+            if self.job.reason != HELD:
+                self._become(replace(self.job, reason=HELD))
+            time.sleep(_TICK_S)
         if self._is_cancelled():
             self._end("CANCELLED")
             return False
@@ -257,6 +284,9 @@ class _Batch:
 
     def _is_cancelled(self) -> bool:
         return self._cancelled or local_state.is_requested(self._layout, CANCEL, self.job)
+
+    def _is_held(self) -> bool:
+        return local_state.is_requested(self._layout, HOLD, self.job)
 
     def _end(self, word: str) -> None:
         self._become(replace(self.job, word=word, reason="", ends_at=time.time()))

@@ -19,6 +19,7 @@ from ftslurm.scheduler.process import ProcessName
 
 REQUEUE = "requeue"
 CANCEL = "cancel"
+HOLD = "hold"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def signal_ranks(layout: RunLayout, number: int) -> bool:
 
 
 def write_request(layout: RunLayout, kind: str, job: LocalJob) -> None:
-    """Ask for REQUEUE or CANCEL of this very start of the job; asking again changes nothing."""
+    """Ask for REQUEUE, CANCEL or HOLD of this very start of the job; asking again changes
+    nothing."""
     record = {"schema_version": 1, "job_id": job.job_id, "restart_count": job.restart_count}
     write_json(_request(layout, kind), record, durable=False)
 
@@ -87,8 +89,12 @@ def is_requested(layout: RunLayout, kind: str, job: LocalJob) -> bool:
         return False
     if record["job_id"] != job.job_id:
         return False
-    # A cancel holds for good, a requeue for the start it was asked for.
-    return kind == CANCEL or bool(record["restart_count"] == job.restart_count)
+    # A cancel holds for good, a hold until it is taken back, a requeue for the start that asked.
+    return kind != REQUEUE or bool(record["restart_count"] == job.restart_count)
+
+
+def take_back(layout: RunLayout, kind: str) -> None:
+    _request(layout, kind).unlink(missing_ok=True)
 
 
 def _request(layout: RunLayout, kind: str) -> Path:

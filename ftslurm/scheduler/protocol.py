@@ -9,13 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
 
-from ftslurm.run.spec import ClusterSpec
-
-LOGS = "@LOGS@"
-"""Stands in an argv of `launch_ranks_argv` for the attempt's log folder, known only when the batch
-script runs. The renderer replaces it by the shell variable of its template, inside quotes."""
+from ftslurm.errors import SchedulerError
 
 UNKNOWN = "UNKNOWN"
 
@@ -29,7 +26,18 @@ _ENDING = frozenset({"COMPLETING"})
 _ENDED = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
                     "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED",
                     "RECONFIG_FAIL"})  # fmt: skip
+# What squeue says of a job that is over for longer than MinJobAge (an error, or an empty list).
+_FORGOTTEN = ("Invalid job id", "no such job")
 STATE_WORDS = _WAITING | _RUNNING | _ENDING | _ENDED
+
+
+class CommandMissing(SchedulerError):
+    """A command of the scheduler is not on this machine, or may not be run by this user."""
+
+
+class RequeueImpossible(SchedulerError):
+    """No job can be queued again from here: not this one (--no-requeue, or a site that takes the
+    flag away), or none at all (no scontrol on the node)."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,11 @@ class JobState:
     @property
     def is_known(self) -> bool:
         return self.word != UNKNOWN
+
+    @property
+    def is_forgotten(self) -> bool:
+        """The scheduler has answered and knows no such job: it ended long enough ago."""
+        return not self.is_known and any(words in self.reason for words in _FORGOTTEN)
 
     @property
     def is_waiting(self) -> bool:
@@ -73,6 +86,20 @@ class JobState:
 
 
 @dataclass(frozen=True)
+class QueuedJob:
+    """A job that waits."""
+
+    job_id: str
+    dependency: str
+    """What it still waits for, in Slurm's words; empty: nothing."""
+
+    def waits_for(self, job_id: str) -> bool:
+        """Whether it was queued to follow that job: `afterany:4(unfulfilled)`."""
+        parts = self.dependency.replace("(", ":").replace(",", ":").split(":")
+        return "afterany" in parts and job_id in parts
+
+
+@dataclass(frozen=True)
 class Site:
     """What the site's settings mean for a run; frozen into run.json at submit."""
 
@@ -92,6 +119,8 @@ class Site:
     """Partition -> REQUEUE, CANCEL, OFF..."""
     max_time_s: dict[str, Optional[int]] = field(default_factory=dict)
     """Partition -> longest limit; None: unlimited."""
+    expedited_requeue: bool = False
+    """`--requeue=expedite` is understood: such a job starts again at once, not after 2 minutes."""
     requeue_exit: list[int] = field(default_factory=list)
     """Exit codes of the batch script after which Slurm requeues by itself."""
     requeue_exit_hold: list[int] = field(default_factory=list)
@@ -130,12 +159,6 @@ class Scheduler(Protocol):
     def master_address(self, nodes: list[str]) -> str:
         """Where the other ranks reach rank 0."""
 
-    def launch_ranks_argv(self, cluster: ClusterSpec, *, python: str) -> list[str]:
-        """argv that starts all ranks and ends when the last has; the rank command is appended.
-
-        One item contains LOGS, the log folder of the attempt.
-        """
-
     def job_state(self, job_id: str) -> JobState: ...
 
     def end_time(self, job_id: str) -> Optional[float]:
@@ -149,15 +172,43 @@ class Scheduler(Protocol):
         job_id: str,
         *,
         restart_count: Optional[int] = None,
+        hold: bool = False,
         give_up: Callable[[], bool] = ...,
     ) -> bool:
         """Queue the job again under its id. True: accepted, or already so. False: the job is ending
         or has ended for good (e.g. somebody cancelled it). Tries on while the controller is away,
-        until `give_up()`. SchedulerError: refused for good.
+        until `give_up()`. SchedulerError: refused for good; RequeueImpossible, a kind of it: no job
+        of this user can be queued again from here.
 
         `restart_count`: of the start that asks, when the job itself asks. A job that is being torn
         down does not show otherwise whether it comes back.
+        `hold`: the job then waits until `release`.
         """
+
+    def hold(self, job_id: str) -> None:
+        """Keep a waiting job from starting until `release`. SchedulerError: refused, not waiting,
+        or no answer."""
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start. SchedulerError: refused (a job that Slurm itself has held is an
+        operator's to release), or no answer."""
+
+    def may_requeue(self, job_id: str) -> Optional[bool]:
+        """Whether the scheduler would queue this job again, by itself or when asked; None: nobody
+        can say just now."""
+
+    def forbid_requeue(self, job_id: str) -> None:
+        """Make the job's end final, whatever its script's exit code."""
+
+    def is_preempted(self, job_id: str) -> Optional[bool]:
+        """Whether the job is in its grace time, or was ended to make room; None: nobody can say."""
+
+    def was_cancelled(self, job_id: str) -> Optional[bool]:
+        """Whether somebody has cancelled the job, told also while it is being torn down and after
+        the scheduler has forgotten it; None: nobody can say."""
+
+    def waiting(self, script: Path) -> list[QueuedJob]:
+        """The waiting jobs of this user that were given this batch script."""
 
     def hasten(self, job_id: str) -> bool:
         """Shorten the wait of a requeued job where its owner may; True when something was done."""

@@ -1,4 +1,4 @@
-"""Slurm: the only code that runs scontrol, squeue and scancel, and that writes an srun argv.
+"""Slurm: the only code that runs scontrol, squeue, scancel and sacct.
 
 Commands are argv lists with a deadline, in an environment in which no SQUEUE_*, SINFO_* or time
 format of the user changes what they print. Nothing here decides; nothing polls but `requeue`, which
@@ -12,16 +12,25 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
-from ftslurm.run.spec import ClusterSpec
 from ftslurm.scheduler.hostlist import expand
-from ftslurm.scheduler.protocol import LOGS, UNKNOWN, JobState, Site
+from ftslurm.scheduler.protocol import (
+    UNKNOWN,
+    CommandMissing,
+    JobState,
+    QueuedJob,
+    RequeueImpossible,
+    Site,
+)
 from ftslurm.scheduler.slurm_parse import (
     JOB_FORMAT,
+    QUEUED_FORMAT,
     parse_end_time,
     parse_job,
+    parse_queued,
     parse_site,
 )
 
@@ -37,10 +46,14 @@ HASTEN_S = 4
 _REFUSALS = (
     "invalid job id",
     "access/permission denied",
-    "requested operation is presently disabled",
-    "requested operation not supported",
     "job is not batch",
     "only batch jobs are accepted",
+)
+
+# What it says of a job with Requeue=0 (22.05 to 26.05, seen).
+_NEVER_AGAIN = (
+    "requested operation is presently disabled",
+    "requested operation not supported",
 )
 
 # The user's own defaults for these commands would change the fields, order or filter of the output.
@@ -80,8 +93,8 @@ def run_command(argv: list[str], timeout_s: float) -> Completed:
             text=True,
             errors="replace",
         )
-    except FileNotFoundError:
-        raise SchedulerError(
+    except (FileNotFoundError, PermissionError):
+        raise CommandMissing(
             f"`{argv[0]}` is not on PATH; run on a machine with Slurm, or choose cluster=local"
         ) from None
     except subprocess.TimeoutExpired:
@@ -109,6 +122,8 @@ class SlurmScheduler:
         # The one command that does not block for 9 s or more while the controller is away.
         try:
             return self._run(["scontrol", "ping"], PING_TIMEOUT_S).rc == 0
+        except CommandMissing:
+            return self._run(["squeue", "--noheader", "--me"], TIMEOUT_S).rc == 0
         except CommandHangs:
             return False
 
@@ -128,23 +143,6 @@ class SlurmScheduler:
 
     def master_address(self, nodes: list[str]) -> str:
         return nodes[0]
-
-    def launch_ranks_argv(self, cluster: ClusterSpec, *, python: str) -> list[str]:
-        return [
-            "srun",
-            f"--nodes={cluster.nodes}",
-            f"--ntasks={cluster.nodes * cluster.tasks_per_node}",
-            f"--ntasks-per-node={cluster.tasks_per_node}",
-            # 22.05 and 23.02 do not take it over from the job.
-            f"--cpus-per-task={cluster.cpus_per_task}",
-            # A site or a user may have set SLURM_EXPORT_ENV or SBATCH_EXPORT to NONE.
-            "--export=ALL",
-            # Slurm's default leaves the peers of a dead rank hanging in their collective.
-            "--kill-on-bad-exit=1",
-            # Unset, the site's WaitTime would kill the peers of a rank that ended well early.
-            f"--wait={cluster.wait_s}",
-            f"--output={LOGS}/rank-%t.log",
-        ]
 
     def job_state(self, job_id: str) -> JobState:
         try:
@@ -168,11 +166,12 @@ class SlurmScheduler:
         job_id: str,
         *,
         restart_count: Optional[int] = None,
+        hold: bool = False,
         give_up: Callable[[], bool] = lambda: False,
     ) -> bool:
         pause_s = 0.5
         while True:
-            accepted = self._try_requeue(job_id, restart_count)
+            accepted = self._try_requeue(job_id, restart_count, hold)
             if accepted is not None:
                 return accepted
             if give_up():
@@ -182,20 +181,26 @@ class SlurmScheduler:
             self._sleep(pause_s)
             pause_s = min(2 * pause_s, 5.0)
 
-    def _try_requeue(self, job_id: str, restart_count: Optional[int]) -> Optional[bool]:
+    def _try_requeue(self, job_id: str, restart_count: Optional[int], hold: bool) -> Optional[bool]:
         """True accepted, False ended, None ask again."""
+        verb = "requeuehold" if hold else "requeue"
         try:
             # Asked first: it answers at once where requeue blocks for 9 s and then says nothing of
             # a connection (`Unexpected message received`).
             if not self.controller_alive():
                 return None
             # `Incomplete` leaves a job alone that has ended or that somebody cancelled.
-            done = self._run(["scontrol", "requeue", "Incomplete", job_id], TIMEOUT_S)
+            done = self._run(["scontrol", verb, "Incomplete", job_id], TIMEOUT_S)
         except CommandHangs:
             return None
+        except CommandMissing as error:
+            raise RequeueImpossible(str(error)) from None
         # The code says little: 0 also for a job left alone because it has ended, 143 when scontrol
         # died of the TERM that the accepted requeue sends to its caller.
         state = self.job_state(job_id)
+        text = done.stderr.lower()
+        if any(refusal in text for refusal in _NEVER_AGAIN):
+            raise RequeueImpossible(f"Slurm never requeues job {job_id}: {_last_line(done)}")
         if state.is_ended:
             return False
         if state.is_ending and restart_count is not None:
@@ -204,10 +209,51 @@ class SlurmScheduler:
                 return restarts > restart_count
         if done.rc == 0 or state.is_waiting or state.is_ending:
             return True
-        text = done.stderr.lower()
         if any(refusal in text for refusal in _REFUSALS):
             raise SchedulerError(f"Slurm refuses to requeue job {job_id}: {_last_line(done)}")
         return None
+
+    def hold(self, job_id: str) -> None:
+        # Slurm takes a hold of a running job too, and obeys it when the job is requeued.
+        state = self.job_state(job_id)
+        if not state.is_waiting:
+            raise SchedulerError(f"job {job_id} is {state.word}; only a waiting job can be held")
+        self._checked(["scontrol", "hold", job_id])
+
+    def release(self, job_id: str) -> None:
+        self._checked(["scontrol", "release", job_id])
+
+    def may_requeue(self, job_id: str) -> Optional[bool]:
+        return {"0": False, "1": True}.get(self._field(job_id, "Requeue"))
+
+    def forbid_requeue(self, job_id: str) -> None:
+        self._checked(["scontrol", "update", f"jobid={job_id}", "Requeue=0"])
+
+    def is_preempted(self, job_id: str) -> Optional[bool]:
+        # Set from the start of grace on; N/A again when the job is started again (seen).
+        at = self._field(job_id, "PreemptTime")
+        return at != "N/A" if at else None
+
+    def was_cancelled(self, job_id: str) -> Optional[bool]:
+        state = self.job_state(job_id)
+        if state.is_ended:
+            return state.word == "CANCELLED"
+        if state.is_known and not state.is_ending:
+            return False
+        # squeue says COMPLETING whatever is to come, and nothing of a job that ended long ago;
+        # accounting is told how a job ends when its end begins (seen: `CANCELLED by 1007`).
+        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
+        try:
+            done = self._run([*argv, "--format=State"], TIMEOUT_S)
+        except SchedulerError:
+            return None
+        word = (done.stdout.split() or [""])[0]
+        return None if done.rc or word in ("", "PENDING", "RUNNING") else word == "CANCELLED"
+
+    def waiting(self, script: Path) -> list[QueuedJob]:
+        # The script's path tells the jobs of a run apart; their names need not.
+        argv = ["squeue", "--noheader", "--me", "--states=PENDING", f"--format={QUEUED_FORMAT}"]
+        return parse_queued(self._checked(argv), str(script))
 
     def hasten(self, job_id: str) -> bool:
         state = self.job_state(job_id)
@@ -222,9 +268,16 @@ class SlurmScheduler:
     def _restarts(self, job_id: str) -> Optional[int]:
         """How often the job has been queued again: raised by the requeue itself, not by the start
         that follows; None when that cannot be had."""
-        done = self._squeue(job_id, "--Format=RestartCnt")
-        text = done.stdout.strip()
-        return int(text) if done.rc == 0 and text.isdigit() else None
+        text = self._field(job_id, "RestartCnt")
+        return int(text) if text.isdigit() else None
+
+    def _field(self, job_id: str, name: str) -> str:
+        """One field of squeue's; empty when it cannot be had."""
+        try:
+            done = self._squeue(job_id, f"--Format={name}")
+        except SchedulerError:
+            return ""
+        return done.stdout.strip() if done.rc == 0 else ""
 
     def _squeue(self, job_id: str, form: str = f"--format={JOB_FORMAT}") -> Completed:
         argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", form]

@@ -6,87 +6,44 @@ parameter that would have no effect is an error. Nothing here requeues, and no h
 more than set the stop flag.
 
 Overridden private names of submitit 1.5: `_internal_process_submissions`,
-`_internal_update_parameters`, `_valid_parameters`, `_make_submission_file_text`,
-`_make_submission_command`, `_get_job_id_from_submission_command`, `_handle_signals`; of the local
-executor `_submit_command`.
+`_internal_update_parameters`, `_valid_parameters`, `_handle_signals`; of the local executor
+`_submit_command`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union
 
 from submitit.auto.auto import AutoExecutor
 from submitit.core.core import PicklingExecutor
 from submitit.core.plugins import get_executors
-from submitit.core.submission import process_job
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob, SlurmJobEnvironment
 
-from ftslurm.errors import RunError, SchedulerError, UsageError
+from ftslurm.errors import RunError, UsageError
 from ftslurm.files import write_atomic
-from ftslurm.run.layout import RunLayout
+from ftslurm.run.layout import CALL, RunLayout
 from ftslurm.run.rank import stop_flag
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import RunSpec
+from ftslurm.run.trust import require_own
 from ftslurm.scheduler.local import run_batch
+from ftslurm.scheduler.sbatch import frozen_arguments, scrubbed, submit
 from ftslurm.submit.rank import TrainCall
 from ftslurm.submit.render import sbatch_options
 
 NAME = "ftslurm"
-CALL = "train.pkl"
-"""The ranks' pickled call in RUN/submit, written before the job has an id."""
-
-SBATCH_TIMEOUT_S = 120.0
-"""Above the 20 s for which sbatch blocks while slurmctld is away (26.05, seen)."""
 
 # Ten years: submitit's controller would end a job of its own after this; the batch loop has the
 # run's time limit.
 _NO_TIMEOUT_S = 10 * 365 * 24 * 3600
-
-# A user's SBATCH_* beat the script's lines, SLURM_* of an outer job bind CPUs and count tasks.
-_FOREIGN = ("SBATCH_", "SLURM_", "SRUN_", "PMIX_", "SUBMITIT_")
-
-
-# What Slurm says when the answer to a request that went out is lost (slurm_errno.c): the controller
-# may have taken the job. `connect failure` is not among them: nothing went out.
-_LOST_ANSWER = re.compile(
-    r"timed out|zero bytes|(send|receive|recv|shutdown) failure|unexpected message|insane message|"
-    r"connection reset|broken pipe",
-    re.IGNORECASE,
-)
-
-
-class RefusedError(SchedulerError):
-    """There is certainly no job."""
-
-
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch, and so for the job: nothing that would steer either."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name == "SLURM_CONF" or not name.startswith(_FOREIGN)
-    }
-
-
-def parse_job_id(output: str) -> str:
-    """Job id from `sbatch --parsable`: `ID` or `ID;CLUSTER`, last, below what a site may print."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    job_id = lines[-1].split(";")[0] if lines else ""
-    if not re.fullmatch(r"\d+", job_id):
-        raise SchedulerError(
-            f"sbatch ended well but printed no job id (`{output.strip()[-200:]}`); look for "
-            "the job with squeue before you submit again"
-        )
-    return job_id
 
 
 class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
@@ -121,8 +78,7 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
     ) -> list[SlurmJob]:
         runs = [self._frozen_run(delayed) for delayed in delayed_submissions]
         if len(runs) == 1:
-            options = _options(runs[0], log=f"{runs[0].submit}/%j.out")
-            return [_job(runs[0], self._sbatch(options, runs[0].script))]
+            return [_job(runs[0], submit(frozen_arguments(runs[0])))]
         array_id = self._submit_array(runs)
         return [_job(run, f"{array_id}_{index}") for index, run in enumerate(runs)]
 
@@ -132,7 +88,8 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
         script = self.folder / f"array-{runs[0].root.name}.sbatch"
         write_atomic(script, array_script(runs).encode())
         options = _options(runs[0], log=f"{self.folder}/%A_%a.out")
-        return self._sbatch([*options, f"--array=0-{len(runs) - 1}%{parallel}"], script)
+        array = f"--array=0-{len(runs) - 1}%{parallel}"
+        return submit(["--parsable", *options, array, str(script)])
 
     def _frozen_run(self, delayed: DelayedSubmission) -> RunLayout:
         if not isinstance(delayed.function, TrainCall) or delayed.kwargs or len(delayed.args) > 1:
@@ -141,59 +98,11 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
                 "a run directory that `ftslurm submit` has frozen"
             )
         run = RunLayout(Path(delayed.args[0]).absolute() if delayed.args else self.folder.parent)
-        for path in (run.run_json, run.script, run.submit / CALL):
+        require_own(run)
+        for path in (run.run_json, run.script, run.call):
             if not path.is_file():
                 raise RunError(f"`{run.root}` is no frozen run: it has no `{path.name}`")
         return run
-
-    def _sbatch(self, options: Sequence[str], script: Path) -> str:
-        command, *rest = self._make_submission_command(script)
-        argv = [command, *options, *rest]
-        try:
-            done = subprocess.run(
-                argv,
-                env=scrubbed(os.environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=SBATCH_TIMEOUT_S,
-                check=False,
-            )
-        except FileNotFoundError:
-            raise RefusedError(
-                "`sbatch` is not on PATH; submit where Slurm is, or choose cluster=local"
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise _unclear(f"gave no answer for {SBATCH_TIMEOUT_S:g} s", options, script) from None
-        said = " ".join(done.stderr.split()) or "it printed nothing"
-        if done.returncode < 0:
-            how = f"was ended by signal {-done.returncode} ({said})"
-            raise _unclear(how, options, script)
-        if done.returncode and _LOST_ANSWER.search(said):
-            raise _unclear(f"lost its connection ({said})", options, script)
-        if done.returncode:
-            raise RefusedError(f"sbatch refused the job (code {done.returncode}): {said}")
-        return self._get_job_id_from_submission_command(done.stdout)
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return RunLayout(self.folder.parent).script.read_text()
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", "--parsable", str(submission_file_path)]
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: Union[bytes, str]) -> str:
-        return parse_job_id(string if isinstance(string, str) else string.decode())
-
-
-def _unclear(what: str, options: Sequence[str], script: Path) -> SchedulerError:
-    """The job may well be there: the run directory has to stay."""
-    name = next(word.partition("=")[2] for word in options if word.startswith("--job-name="))
-    return SchedulerError(
-        f"sbatch {what}, so it is unclear whether there is a job; look with "
-        f"`squeue --me {shlex.quote(f'--name={name}')}` before you submit again, `{script}` is kept"
-    )
 
 
 def array_script(runs: Sequence[RunLayout]) -> str:
@@ -321,13 +230,22 @@ def submit_run(layout: RunLayout, scheduler: str) -> str:
     if NAME not in get_executors():
         raise RunError(
             "submitit does not know ftslurm's executor, and the ranks would not find it either; "
-            "install ftslurm with pip (pip install -e .)"
+            "install ftslurm with pip"
         )
     return str(FtslurmExecutor(layout.submit).submit(TrainCall()).job_id)
 
 
 def run_pickled(folder: Path) -> None:
     """Be a rank: load the call in `folder` and run it, as submitit does."""
+    # Here, as it imports numpy, whose OpenBLAS starts a thread a core: on a login node with many
+    # cores and a limit on processes, submitting would end there.
+    from submitit.core.plugins import get_job_environments
+    from submitit.core.submission import process_job
+
+    require_own(RunLayout(folder.parent))
+    # The interpreter in a container or an archive may have submitit without ftslurm, whose code
+    # comes with the run, and so no entry point that names this class.
+    get_job_environments().setdefault(NAME, FtslurmJobEnvironment())
     process_job(folder)
 
 

@@ -1,8 +1,9 @@
 """Watch a submitted run until it has ended: reads the run directory, asks the scheduler, says news.
 
-What is news is decided from two views, values alone; the loop looks, backs off, and does the two
-things a watcher may: shorten the wait of a requeued job, and, when a drill was asked for, send the
-ranks the signal that a preemption would.
+A run may have one job after the other; the one that is watched is the one that runs, else the
+newest. What is news is decided from two views, values alone; the loop looks, backs off, and does
+the two things a watcher may: shorten the wait of a requeued job, and, when a drill was asked for,
+send the ranks the signal that a preemption would.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, Optional
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json
-from ftslurm.run.attempts import Progress, numbers, read_progress
+from ftslurm.recovery.policy import ENDED, PAUSED, STOP
+from ftslurm.run.attempts import Progress, claimed_numbers, numbers, read_attempt, read_progress
+from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.protocol import JobState, Scheduler
 
@@ -53,6 +56,7 @@ class View:
     attempts: tuple[AttemptView, ...]
     done: bool
     job: JobState
+    job_id: str = ""
 
     @property
     def latest(self) -> Optional[AttemptView]:
@@ -68,9 +72,21 @@ class Ending:
     text: str
 
 
+def job_to_watch(layout: RunLayout) -> Optional[str]:
+    """The job that has begun last, else the first one; None: no job of the run is known."""
+    jobs = read_jobs(layout)
+    return _begun_last(layout) or (jobs[0].job_id if jobs else None)
+
+
 def look(layout: RunLayout, scheduler: Scheduler, job_id: str) -> View:
+    """`job_id`: the job that was watched so far."""
     # The job is asked before the files: what it wrote last is then seen with its end.
     job = scheduler.job_state(job_id)
+    later = _later_job(layout, job_id)
+    if later is not None:
+        next_job = scheduler.job_state(later)
+        if _takes_over(layout, later, next_job, job):
+            job_id, job = later, next_job
     attempts = []
     for number in numbers(layout):
         paths = layout.attempt(number)
@@ -79,11 +95,32 @@ def look(layout: RunLayout, scheduler: Scheduler, job_id: str) -> View:
         except FileNotFoundError:
             decision = None
         attempts.append(AttemptView(number, read_progress(paths), decision))
-    return View(tuple(attempts), layout.done.exists(), job)
+    return View(tuple(attempts), layout.done.exists(), job, job_id)
+
+
+def _later_job(layout: RunLayout, job_id: str) -> Optional[str]:
+    """The newest job of the run, unless it is this one."""
+    jobs = [job.job_id for job in read_jobs(layout)]
+    return jobs[-1] if jobs and jobs[-1] != job_id else None
+
+
+def _takes_over(layout: RunLayout, later: str, state: JobState, before: JobState) -> bool:
+    """A successor is queued when its predecessor begins: it is the one to watch once that has
+    ended, or when it has itself begun."""
+    if before.is_ended or before.is_forgotten:
+        return state.is_known and not state.is_ended
+    return _begun_last(layout) == later
+
+
+def _begun_last(layout: RunLayout) -> Optional[str]:
+    claimed = claimed_numbers(layout)
+    return read_attempt(layout, claimed[-1]).job_id if claimed else None
 
 
 def news(before: View, after: View) -> Iterator[str]:
     """What a person wants to hear of the change from one view to the next."""
+    if before.job_id and after.job_id != before.job_id:
+        yield f"the run goes on in job {after.job_id}"
     if after.job != before.job and after.job.is_known:
         reason = f" ({after.job.reason})" if after.job.reason not in ("", "None") else ""
         yield f"job is {after.job.word}{reason}"
@@ -112,8 +149,11 @@ def ending(view: View) -> Optional[Ending]:
         return Ending(True, count, f"finished: {steps}{_attempts(count)}")
     decision = view.latest.decision if view.latest else None
     stopped = _has_stopped(view)
-    # Slurm forgets an ended job after MinJobAge; the run directory does not.
-    if view.job.is_ended or (stopped and not view.job.is_known):
+    if view.job.is_held and decision is not None and decision["action"] == PAUSED:
+        return Ending(False, count, "is paused: `ftslurm resume` lets it go on")
+    # Slurm forgets an ended job after MinJobAge; the run directory does not. One that asked for
+    # --requeue=expedite may be held in place of failed.
+    if view.job.is_ended or (stopped and (view.job.is_held or not view.job.is_known)):
         why = f": {decision['reason']}" if decision and stopped else ", see submit/ and attempts/"
         return Ending(
             False, count, f"did not finish (job {view.job.word}, {_attempts(count)}){why}"
@@ -148,6 +188,7 @@ class Follower:
     layout: RunLayout
     scheduler: Scheduler
     job_id: str
+    """Of the job to begin with, then of the one that is watched."""
     say: Callable[[str], None]
     drill_signal: Optional[str] = None
     """Send it once to the ranks, as a preemption would."""
@@ -168,6 +209,7 @@ class Follower:
                 self.sleep(pause_s)
                 continue
             before, view = view, seen
+            self.job_id = view.job_id
             self._say_news(before, view)
             end = self._believed(ending(view), view)
             if end is not None:
@@ -260,7 +302,7 @@ class Follower:
 
 def _has_stopped(view: View) -> bool:
     decision = view.latest.decision if view.latest else None
-    return decision is not None and decision["action"] == "stop"
+    return decision is not None and decision["action"] in (STOP, ENDED)
 
 
 def _is_undecided(view: View) -> bool:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from types import MappingProxyType
+from typing import Any, Generic, Optional, TypeVar
 
 from fakes.project import RANK, Run, overrides
-from lab import ENDED, Lab, wait_until
+from lab import Lab, wait_until
 
 from ftslurm.run.attempts import read_progress
 
 STEPS, INTERVAL = 60, 20
 
 
-def make_project(lab: Lab, name: str) -> Path:
-    """A new folder of the user's own with the rank's source in it."""
+def make_project(lab: Lab, name: str, files: Mapping[str, str]) -> Path:
+    """A new folder of the user's own with the rank's source in it, and `files` beside."""
     new = ["mktemp", "--directory", f"{lab.home(lab.user)}/{name}-XXXXXX"]
     folder = Path(lab.run_as(lab.user, new).stdout.strip())
     target = RANK.relative_to(RANK.parents[2])
     lab.run_as(lab.user, ["install", "-D", str(lab.checkout / target), str(folder / target)])
+    for name, text in files.items():
+        (folder / name).write_text(text)
     return folder
 
 
@@ -31,11 +35,17 @@ class LabRun:
     """One run, submitted by the lab's ordinary user from a project folder of its own."""
 
     def __init__(
-        self, lab: Lab, name: str, *more: str, step_s: float = 0.03, faults: str = ""
+        self,
+        lab: Lab,
+        name: str,
+        *more: str,
+        step_s: float = 0.03,
+        faults: str = "",
+        files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.lab = lab
         self._environ = {"PYTHONPATH": str(lab.checkout), "FTSLURM_FAULTS": faults}
-        self.folder = make_project(lab, name)
+        self.folder = make_project(lab, name, files)
         given = overrides(steps=STEPS, interval=INTERVAL, step_s=step_s, more=more)
         placed = [
             "cluster=slurm",
@@ -80,16 +90,20 @@ class LabRun:
 
         return wait_until(trained, timeout_s=timeout_s, seen=self.says)
 
+    def make_room(self) -> None:
+        """A job in `high` takes this run's nodes."""
+        job = self.lab.show_job(self.job_id)
+        self.lab.preempt(int(job["NumNodes"]), nodelist=job["NodeList"], seconds=2)
+
     def preempt(self) -> None:
-        """A job in `high` takes this run's nodes; the run is queued again and hastened."""
-        nodes = self.lab.show_job(self.job_id)["NodeList"]
-        self.lab.preempt(2, nodelist=nodes, seconds=2)
+        """The same, and the run is queued again and hastened."""
+        self.make_room()
         self.lab.hasten(self.job_id, timeout_s=60)
 
     def end_as(self, state: str, *, timeout_s: float = 100) -> None:
         """Wait for the job's end; it has to be this one."""
         try:
-            ended = self.lab.wait_for_state(self.job_id, ENDED, timeout_s)
+            ended = self.lab.wait_for_end(self.job_id, timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.says()}") from None
         assert ended == state, self.says()
@@ -118,6 +132,23 @@ class LabRun:
             if is_rank and wanted in environ:
                 pids.append(int(entry.name))
         return pids
+
+
+T = TypeVar("T", bound=LabRun)
+
+
+class Group(Generic[T]):
+    """Runs side by side, each driven to its end in a thread; a test takes its own, and with it what
+    went wrong there."""
+
+    def __init__(self, lab: Lab, scenarios: Mapping[str, Callable[[Lab], T]]) -> None:
+        with ThreadPoolExecutor(max_workers=len(scenarios)) as pool:
+            self._runs: dict[str, Future[T]] = {
+                name: pool.submit(scenario, lab) for name, scenario in scenarios.items()
+            }
+
+    def __getitem__(self, name: str) -> T:
+        return self._runs[name].result()
 
 
 @contextmanager

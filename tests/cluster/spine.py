@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from lab import ENDED, Lab, wait_until
+from lab import Lab, wait_until
 
 from ftslurm.files import read_json
 from ftslurm.replay.trace import count_trained, read_trace
@@ -64,7 +64,7 @@ class Run:
 
     def finish(self, *, timeout_s: float = 120) -> None:
         """Wait for the job's end; it has to have finished the run."""
-        state = self.lab.wait_for_state(self.job_id, ENDED, timeout_s)
+        state = self.lab.wait_for_end(self.job_id, timeout_s)
         assert state == "COMPLETED" and self.layout.done.exists(), self.story()
 
     @property

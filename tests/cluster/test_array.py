@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
 
 def test_a_task_that_is_asked_to_leave_is_requeued_alone(lab: Lab) -> None:
-    folder = make_project(lab, "array")
+    folder = make_project(lab, "array", files={})
     placed = ["cluster=slurm", "cluster.nodes=1", "cluster.tasks_per_node=2",
               "cluster.partition=low", "cluster.signal_lead_s=30"]  # fmt: skip
     argv = [str(lab.python), str(lab.checkout / "tests/cluster/submit_array.py"), "3"]

@@ -1,0 +1,198 @@
+"""What was decided is done: the run's next job is queued, held or cancelled.
+
+Nothing here decides whether the run goes on; but where the scheduler refuses, the decision changes,
+and says so. A way that fails is followed by the next one: requeue, then a successor, then staying
+to be killed where Slurm itself queues a killed job again. Never leaves politely in a preemption
+without a next job: on Slurm 22.05 that is final, and later versions count it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Callable, Optional
+
+from ftslurm.errors import SchedulerError
+from ftslurm.recovery.policy import DONE, ENDED, PAUSED, REQUEUED, STOP, Decision, Evidence
+from ftslurm.recovery.successor import (
+    GAVE_WAY,
+    OwnJob,
+    best_effort,
+    cancel_successors,
+    ensure_successor,
+)
+from ftslurm.run.attempts import STOPPED, append_event
+from ftslurm.run.record import REQUEUE
+from ftslurm.scheduler.protocol import Site
+from ftslurm.scheduler.sbatch import RefusedError
+
+STAY_POLL_S = 1.0
+STAY_MARGIN_S = 60.0
+"""Real grace is GraceTime plus some seconds, and Slurm looks at its clock every 30 s."""
+UNKNOWN_GRACE_S = 300.0
+
+_ENDS_FOR_GOOD = "the job ends for good (somebody cancelled it, or its time limit has passed)"
+
+Amend = Callable[[Decision], Decision]
+"""Puts a decision that has changed on record; as it stands there."""
+
+
+def act(
+    job: OwnJob,
+    environ: Mapping[str, str],
+    evidence: Evidence,
+    decision: Decision,
+    amend: Amend,
+) -> Decision:
+    """Do it; the decision as it stands then."""
+    if decision.action == REQUEUED:
+        decision = _queue_again(job, environ, evidence, decision, amend)
+    elif decision.action == PAUSED:
+        decision = _pause(job, evidence, decision, amend)
+    if decision.action in (DONE, ENDED, STOP):
+        _leave(job, decision)
+    return decision
+
+
+def _queue_again(
+    job: OwnJob,
+    environ: Mapping[str, str],
+    evidence: Evidence,
+    decision: Decision,
+    amend: Amend,
+) -> Decision:
+    why = _requeue(job, evidence, hold=False)
+    if why == "":
+        return decision
+    if _was_cancelled(job, evidence, refused=why is not None):
+        return _changed(decision, STOP, "but somebody has cancelled the job", amend)
+    try:
+        successor = ensure_successor(job)
+    except RefusedError as error:
+        failed = f"{why}; {error}" if why else str(error)
+        return _stay(job, environ, evidence, decision, failed, amend)
+    if why is None:
+        return _changed(decision, REQUEUED, f"job {successor} is next", amend)
+    said = f"the job is not requeued ({why}), job {successor} follows it"
+    decision = _changed(decision, REQUEUED, said, amend)
+    _give_way(job, evidence)
+    return decision
+
+
+def _requeue(job: OwnJob, evidence: Evidence, *, hold: bool) -> Optional[str]:
+    """Empty: the job is queued again. Else why it is not; None: the run has a new job each time."""
+    if job.record.continue_by != REQUEUE:
+        return None
+    with best_effort("not in the journal"):
+        paths = job.layout.attempt(evidence.number)
+        append_event(paths, "requeue_asked", now=job.now, job_id=job.job_id)
+    try:
+        queued = job.scheduler.requeue(job.job_id, restart_count=job.restart_count, hold=hold)
+    except SchedulerError as error:
+        return str(error)
+    return "" if queued else _ENDS_FOR_GOOD
+
+
+def _was_cancelled(job: OwnJob, evidence: Evidence, *, refused: bool) -> bool:
+    """A person's word is obeyed; asked only where the job may have been told to end."""
+    if not (refused or evidence.term):
+        return False
+    cancelled = job.scheduler.was_cancelled(job.job_id)
+    if cancelled is not None:
+        return cancelled
+    # Nobody can say (no accounting). A requeue refused to a job that nobody preempts means it.
+    return refused and job.scheduler.is_preempted(job.job_id) is False
+
+
+def _give_way(job: OwnJob, evidence: Evidence) -> None:
+    """Leaving in its grace, a job that Slurm may requeue comes back beside its successor (24.05 and
+    later), and the fifth time is held for an operator; ended by its own word it does not."""
+    if not job.scheduler.is_preempted(job.job_id) or job.scheduler.may_requeue(job.job_id) is False:
+        return
+    try:
+        append_event(job.layout.attempt(evidence.number), GAVE_WAY, now=job.now, job_id=job.job_id)
+        job.scheduler.cancel(job.job_id)
+    except (OSError, SchedulerError) as error:
+        _warn(f"{error}; staying to be killed, Slurm then queues the job again")
+        _wait_to_be_killed(job)
+
+
+def _stay(
+    job: OwnJob,
+    environ: Mapping[str, str],
+    evidence: Evidence,
+    decision: Decision,
+    failed: str,
+    amend: Amend,
+) -> Decision:
+    """No way is left but Slurm's own: it queues a preempted job again that it has to kill."""
+    may_requeue = job.scheduler.may_requeue(job.job_id)
+    if may_requeue is not False and _is_preempted(job, environ, evidence):
+        said = f"nothing can be queued from here ({failed}), so the job stays to be killed, upon "
+        decision = _changed(decision, REQUEUED, f"{said}which Slurm queues it again", amend)
+        _warn(decision.reason)
+        _wait_to_be_killed(job)
+    return _changed(decision, STOP, f"but it is not queued again: {failed}", amend)
+
+
+def _is_preempted(job: OwnJob, environ: Mapping[str, str], evidence: Evidence) -> bool:
+    told = job.scheduler.is_preempted(job.job_id)
+    if told is not None:
+        return told
+    outcome = evidence.outcome
+    asked = evidence.term or evidence.ranks_signalled
+    asked = asked or (outcome is not None and outcome.result == STOPPED)
+    warned_at = float(environ.get("FTSLURM_STOP_AT") or 0)
+    return asked and (warned_at == 0 or job.now() < warned_at)
+
+
+def _wait_to_be_killed(job: OwnJob) -> None:
+    """For as long as grace can last."""
+    site = Site.from_dict(job.record.site) if job.record.site else None
+    longest_s = UNKNOWN_GRACE_S
+    if site is not None:
+        longest_s = max(site.grace_s.values(), default=0) + site.kill_wait_s
+    deadline = job.now() + longest_s + STAY_MARGIN_S
+    while job.now() < deadline:
+        job.sleep(STAY_POLL_S)
+
+
+def _pause(job: OwnJob, evidence: Evidence, decision: Decision, amend: Amend) -> Decision:
+    why = _requeue(job, evidence, hold=True)
+    if why == "":
+        return decision
+    try:
+        successor = ensure_successor(job)
+        job.scheduler.hold(successor)
+    except SchedulerError as error:
+        said = f"no job could be kept in the queue ({why or error}), `ftslurm resume` queues one"
+        return _changed(decision, ENDED, said, amend)
+    return _changed(decision, PAUSED, f"job {successor} is next, and held", amend)
+
+
+def _leave(job: OwnJob, decision: Decision) -> None:
+    """The run ends with this job: nothing of it may be left in the queue, or come back to it."""
+    try:
+        cancel_successors(job)
+    except SchedulerError as error:
+        _warn(f"a successor may be left, it leaves when it starts: {error}")
+    # A finished run that Slurm queues once more finds DONE, and its job still ends COMPLETED, which
+    # others may wait for (afterok).
+    if decision.action == DONE or job.record.continue_by != REQUEUE:
+        return
+    try:
+        # Exit 1 is not always final: --requeue=expedite holds the job (26.05), leaving in grace
+        # queues it again (24.05 and later), and on 24.11 so does the next exit of any job that was
+        # ever preempted (all seen).
+        job.scheduler.forbid_requeue(job.job_id)
+    except SchedulerError as error:
+        _warn(f"Slurm may queue the job again, cancel it then: {error}")
+
+
+def _changed(decision: Decision, action: str, said: str, amend: Amend) -> Decision:
+    return amend(dataclasses.replace(decision, action=action, reason=f"{decision.reason}, {said}"))
+
+
+def _warn(text: str) -> None:
+    print(f"ftslurm: warning: {text}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,161 @@
+"""The next job of a run that gets a new job each time: found, queued, cancelled, and whether one
+that starts may still run.
+
+A job has one successor, whatever happens in between: what waits in the queue with the run's own
+batch script is asked for first, so that neither a lost answer of sbatch nor a second claim of the
+same job makes two. Whether a run goes on is not decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from ftslurm.errors import FormatError, SchedulerError
+from ftslurm.files import read_json
+from ftslurm.recovery.policy import ENDED, STOP
+from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events
+from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, add_job, read_jobs
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.record import RESUBMIT, RunRecord
+from ftslurm.scheduler.protocol import CommandMissing, QueuedJob, Scheduler
+from ftslurm.scheduler.sbatch import (
+    NotReachedError,
+    RefusedError,
+    environment_of_job,
+    frozen_arguments,
+    submit,
+)
+
+GAVE_WAY = "gave_way"
+"""Event of an attempt whose batch loop has cancelled its own job in favour of the successor."""
+
+LONGEST_PAUSE_S = 5.0
+
+
+def submit_from_job(arguments: Sequence[str]) -> str:
+    """sbatch, in the environment that the batch shell above us was started with."""
+    return submit(arguments, environ=environment_of_job(os.getppid()))
+
+
+@dataclass(frozen=True)
+class OwnJob:
+    """The job we run in, its run, and the ways to act on both."""
+
+    layout: RunLayout
+    record: RunRecord
+    scheduler: Scheduler
+    job_id: str
+    restart_count: int = 0
+    submit: Callable[[Sequence[str]], str] = submit_from_job
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+def note_own_job(job: OwnJob) -> None:
+    """Write the job down that nobody has: its submitter is slower than it, or a person's own."""
+    by = BY_PERSON if read_jobs(job.layout) else BY_SUBMIT
+    with best_effort("the job is not on record"):
+        add_job(job.layout, job.job_id, scheduler=job.scheduler.name, queued_by=by)
+
+
+def reason_to_leave(job: OwnJob) -> Optional[str]:
+    """Why this job must not go on with the run; None: it may. Only a successor that was queued
+    before the run was ended can be such a job; what a person queues always runs."""
+    own = next((one for one in read_jobs(job.layout) if one.job_id == job.job_id), None)
+    attempts = [read_attempt(job.layout, number) for number in claimed_numbers(job.layout)]
+    begun = job.job_id in [attempt.job_id for attempt in attempts]
+    if own is None or own.queued_by != BY_BATCH or begun or not attempts:
+        return None
+    paths = job.layout.attempt(attempts[-1].number)
+    with contextlib.suppress(FileNotFoundError, FormatError):
+        decision = read_json(paths.decision_json)
+        if decision["action"] in (STOP, ENDED):
+            return f"attempt {attempts[-1].number} has ended the run: {decision['reason']}"
+    gave_way = any(event["kind"] == GAVE_WAY for event in read_events(paths))
+    if own.after is not None and not gave_way and job.scheduler.was_cancelled(own.after):
+        return f"somebody has cancelled job {own.after}, which this one was to follow"
+    return None
+
+
+def ensure_successor(job: OwnJob, *, give_up: Callable[[], bool] = lambda: False) -> str:
+    """Id of the job that follows ours, queued if there is none. Tries on while slurmctld is away,
+    until `give_up()`. RefusedError: there is none, and there will be none."""
+    pause_s = 0.5
+    while True:
+        try:
+            return find_successor(job) or _queue(job)
+        except CommandMissing as error:
+            raise RefusedError(str(error)) from None
+        except SchedulerError as error:
+            for_good = isinstance(error, RefusedError) and not isinstance(error, NotReachedError)
+            if for_good or give_up():
+                raise
+        job.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def find_successor(job: OwnJob) -> Optional[str]:
+    """Id of a job that waits to go on with this run; SchedulerError when nobody can say."""
+    waiting = _waiting(job)
+    for one in waiting:
+        if one.waits_for(job.job_id):
+            _note(job, one.job_id)
+            return one.job_id
+    return waiting[0].job_id if waiting else None
+
+
+def cancel_successors(job: OwnJob) -> list[str]:
+    """Cancel what the batch loop itself has queued; their ids. SchedulerError: some may be left."""
+    queued = {one.job_id for one in read_jobs(job.layout) if one.queued_by == BY_BATCH}
+    if not queued and job.record.continue_by != RESUBMIT:
+        return []
+    doomed = [
+        one.job_id for one in _waiting(job) if one.job_id in queued or one.waits_for(job.job_id)
+    ]
+    for job_id in doomed:
+        job.scheduler.cancel(job_id)
+    return doomed
+
+
+def _waiting(job: OwnJob) -> list[QueuedJob]:
+    waiting = job.scheduler.waiting(job.layout.script)
+    return [one for one in waiting if one.job_id != job.job_id]
+
+
+def _queue(job: OwnJob) -> str:
+    *options, script = frozen_arguments(job.layout)
+    # singleton alone lets a job start while nodes of the one before are still being cleaned up.
+    after = f"afterany:{job.job_id}"
+    if "--dependency=singleton" in options:
+        after = f"singleton,{after}"
+    job_id = job.submit([*options, f"--dependency={after}", script])
+    _note(job, job_id)
+    return job_id
+
+
+def _note(job: OwnJob, job_id: str) -> None:
+    with best_effort(f"successor {job_id} is not on record"):
+        add_job(
+            job.layout,
+            job_id,
+            scheduler=job.scheduler.name,
+            queued_by=BY_BATCH,
+            after=job.job_id,
+            now=job.now,
+        )
+
+
+@contextlib.contextmanager
+def best_effort(what: str) -> Iterator[None]:
+    """A journal that cannot be written (disk full, I/O error) must not cost the run its next
+    job."""
+    try:
+        yield
+    except OSError as error:
+        print(f"ftslurm: warning: {what}: {error}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,293 @@
+"""How a run gets its next job on real Slurm, also where requeueing is forbidden or not to be had.
+
+Torch-free ranks; runs that do not disturb each other go side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from batch_runs import Group, LabRun
+from lab import ENDED, Lab, wait_until
+
+from ftslurm.files import read_json
+from ftslurm.run.jobs import read_jobs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+STEP_S = 0.2
+RESUBMIT = "recovery.continue_by=resubmit"
+
+
+class Continued(LabRun):
+    """A run with one job after the other, each on one node, so that four have room."""
+
+    def __init__(
+        self, lab: Lab, name: str, *more: str, step_s: float = STEP_S, faults: str = ""
+    ) -> None:
+        super().__init__(lab, name, "cluster.nodes=1", *more, step_s=step_s, faults=faults)
+
+    @property
+    def jobs(self) -> list[str]:
+        return [job.job_id for job in read_jobs(self.run.layout)]
+
+    def wait_for_jobs(self, count: int, *, timeout_s: float = 30) -> None:
+        wait_until(lambda: len(self.jobs) >= count or None, timeout_s=timeout_s, seen=self.says)
+
+    def go_on_as(self, job_id: str, attempt: int) -> None:
+        """Wait until the run trains in this job of its."""
+        self.job_id = job_id
+        self.wait_for_training(attempt, timeout_s=90)
+
+    def end_of_all(self) -> list[str]:
+        """States in which the jobs of the run have ended."""
+        return [self.lab.wait_for_state(job_id, ENDED, 60) for job_id in self.jobs]
+
+
+def undisturbed(lab: Lab) -> Continued:
+    run = Continued(lab, "continue-undisturbed", step_s=0.03)
+    run.end_as("COMPLETED")
+    return run
+
+
+def preempted_and_requeued(lab: Lab) -> Continued:
+    run = Continued(lab, "forbidden")
+    run.wait_for_training(1)
+    run.preempt()
+    run.end_as("COMPLETED")
+    return run
+
+
+def continue_in_a_successor(run: Continued) -> None:
+    run.wait_for_training(1)
+    run.make_room()
+    run.wait_for_jobs(2)
+    run.go_on_as(run.jobs[1], 2)
+
+
+def ended(run: Continued) -> Continued:
+    run.end_as("COMPLETED")
+    return run
+
+
+def preempted_with_a_successor(run: Continued) -> Continued:
+    continue_in_a_successor(run)
+    return ended(run)
+
+
+def resubmitted(lab: Lab) -> Continued:
+    return preempted_with_a_successor(Continued(lab, "resubmitted", RESUBMIT))
+
+
+def batch_shell_killed(lab: Lab) -> Continued:
+    """The batch script ends without a word, as with its node."""
+    run = Continued(lab, "shell-killed", RESUBMIT)
+    run.wait_for_training(1)
+    lab.run_as(lab.user, ["scancel", "--batch", "--signal=KILL", run.job_id])
+    run.go_on_as(run.jobs[1], 2)
+    run.end_as("COMPLETED")
+    return run
+
+
+def stopped(lab: Lab) -> Continued:
+    run = Continued(
+        lab, "stopped-for-good", RESUBMIT, "recovery.max_failures=0", faults="exit@step:step=3"
+    )
+    run.end_as("FAILED")
+    return run
+
+
+def cancelled(lab: Lab) -> Continued:
+    run = Continued(lab, "cancelled-for-good", RESUBMIT)
+    run.wait_for_training(1)
+    lab.run_as(lab.user, ["scancel", run.job_id])
+    run.end_as("CANCELLED")
+    return run
+
+
+@contextmanager
+def settings(lab: Lab, **changed: Any) -> Iterator[None]:
+    """The cluster with these settings."""
+    before = {name: lab.settings[name] for name in changed}
+    lab.change_settings(**changed)
+    try:
+        yield
+    finally:
+        lab.change_settings(**before)
+
+
+@pytest.fixture(scope="module")
+def forbidden(lab: Lab) -> Group[Continued]:
+    """JobRequeue=0. Runs that resubmit themselves do not mind, and so share the time."""
+    scenarios = {
+        "undisturbed": undisturbed,
+        "requeued": preempted_and_requeued,
+        "resubmitted": resubmitted,
+        "shell killed": batch_shell_killed,
+    }
+    with settings(lab, job_requeue=False):
+        return Group(lab, scenarios)
+
+
+@pytest.fixture(scope="module")
+def impossible(lab: Lab) -> Group[Continued]:
+    """A run whose --requeue the site has taken away, and runs on nodes without scontrol."""
+    with settings(lab, scontrol=False):
+        # Alone: 24.11 may lose the start of a step while it is reconfigured.
+        with settings(lab, strip_requeue=True):
+            stripped = Continued(lab, "stripped")
+            continue_in_a_successor(stripped)
+        return Group(
+            lab,
+            {
+                "stripped": lambda lab: ended(stripped),
+                "no scontrol": lambda lab: preempted_with_a_successor(
+                    Continued(lab, "no-scontrol")
+                ),
+                "stopped": stopped,
+                "cancelled": cancelled,
+            },
+        )
+
+
+def assert_as_if_undisturbed(run: Continued, forbidden: Group[Continued]) -> None:
+    baseline = forbidden["undisturbed"]
+    assert (run.run.digest, run.run.losses) == (baseline.run.digest, baseline.run.losses)
+
+
+def assert_nothing_is_left(lab: Lab, run: Continued) -> None:
+    queued = lab.run_as_root("squeue", "--noheader", "--format=%i|%o").splitlines()
+    assert [line for line in queued if line.endswith(str(run.run.layout.script))] == []
+
+
+def test_jobrequeue_0_does_not_keep_a_run_from_being_requeued(
+    lab: Lab, forbidden: Group[Continued]
+) -> None:
+    run = forbidden["requeued"]
+    assert run.run.decisions() == ["requeued", "done"], run.says()
+    assert_as_if_undisturbed(run, forbidden)
+    assert len(run.jobs) == 1
+    lab.wait_for_runs(run.job_id, ["REQUEUED", *lab.last_rows_once_preempted])
+
+
+def test_a_run_that_resubmits_goes_on_under_a_new_id_and_leaves_no_job(
+    lab: Lab, forbidden: Group[Continued]
+) -> None:
+    run = forbidden["resubmitted"]
+    assert run.run.decisions() == ["requeued", "done"], run.says()
+    assert_as_if_undisturbed(run, forbidden)
+    assert run.run.steps_trained_twice == 0
+    first, second, last = run.end_of_all()
+    # 22.05 and later versions call a preempted job's own end by different names.
+    assert first in ("COMPLETED", "PREEMPTED") and second == "COMPLETED"
+    assert last == "CANCELLED"  # the second job's successor
+    assert_nothing_is_left(lab, run)
+    told = run.status()
+    assert (told["state"], len(told["attempts"])) == ("done", 2)
+
+
+def test_a_batch_shell_that_is_killed_leaves_the_run_with_a_next_job(
+    lab: Lab, forbidden: Group[Continued]
+) -> None:
+    run = forbidden["shell killed"]
+    assert run.run.decisions() == ["done"], run.says()
+    assert_as_if_undisturbed(run, forbidden)
+    assert run.end_of_all() == ["FAILED", "COMPLETED", "CANCELLED"]
+
+
+def test_a_run_that_stops_for_good_leaves_no_job(lab: Lab, impossible: Group[Continued]) -> None:
+    run = impossible["stopped"]
+    assert run.run.decisions() == ["stop"], run.says()
+    assert run.end_of_all() == ["FAILED", "CANCELLED"]
+    assert_nothing_is_left(lab, run)
+
+
+def test_a_run_whose_job_a_person_cancels_does_not_go_on(
+    lab: Lab, impossible: Group[Continued]
+) -> None:
+    run = impossible["cancelled"]
+    first, second = run.end_of_all()
+    # The successor is cancelled by the batch loop, or leaves when it starts.
+    assert first == "CANCELLED" and second in ("CANCELLED", "FAILED"), run.says()
+    assert len(run.status()["attempts"]) == 1
+    assert_nothing_is_left(lab, run)
+
+
+def test_a_site_that_takes_the_requeue_away_is_noticed_when_a_job_begins(
+    forbidden: Group[Continued], impossible: Group[Continued]
+) -> None:
+    run = impossible["stripped"]
+    assert run.run.decisions() == ["requeued", "done"], run.says()
+    assert_as_if_undisturbed(run, forbidden)
+    queued_at = {job.job_id: job.queued_at for job in read_jobs(run.run.layout)}[run.jobs[1]]
+    decided_at = read_json(run.run.layout.attempt(1).decision_json)["decided_at"]
+    assert queued_at < decided_at - 2, run.says()
+
+
+def test_without_scontrol_on_the_nodes_a_successor_is_queued(
+    forbidden: Group[Continued], impossible: Group[Continued]
+) -> None:
+    run = impossible["no scontrol"]
+    assert run.run.decisions() == ["requeued", "done"], run.says()
+    assert_as_if_undisturbed(run, forbidden)
+    reason = str(read_json(run.run.layout.attempt(1).decision_json)["reason"])
+    assert "`scontrol` is not on PATH" in reason and f"job {run.jobs[1]} follows it" in reason
+    # Left in its grace it would be requeued beside its successor, and counted, from 24.05 on.
+    assert run.end_of_all() == ["CANCELLED", "COMPLETED"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_seven_preemptions_are_survived(lab: Lab, forbidden: Group[Continued]) -> None:
+    run = Continued(lab, "seven", step_s=0.3)
+    for attempt in range(1, 8):
+        run.wait_for_training(attempt)
+        run.preempt()
+    run.end_as("COMPLETED")
+    assert run.run.decisions() == ["requeued"] * 7 + ["done"], run.says()
+    assert_as_if_undisturbed(run, forbidden)
+    lab.wait_for_runs(run.job_id, ["REQUEUED"] * 7 + lab.last_rows_once_preempted)
+
+
+@pytest.mark.full
+def test_a_stop_is_final_in_a_job_that_was_once_preempted(lab: Lab) -> None:
+    faults = "exit@step:step=18:attempt=2"  # before another step is committed
+    run = Continued(
+        lab, "preempted-and-stopped", "recovery.max_failures=0", step_s=0.5, faults=faults
+    )
+    run.wait_for_training(1)
+    run.preempt()
+    # 24.11 queues such a job once more whatever its exit code, unless it is told not to.
+    run.end_as("PREEMPTED" if lab.queues_once_more else "FAILED")
+    assert run.run.decisions() == ["requeued", "stop"], run.says()
+
+
+@pytest.mark.full
+def test_an_expedited_requeue_starts_at_once_and_a_stop_stays_a_failure(
+    lab: Lab, forbidden: Group[Continued]
+) -> None:
+    if lab.version < (25, 11):
+        pytest.skip("Slurm before 25.11 has no --requeue=expedite")
+
+    def expedited(lab: Lab) -> Continued:
+        run = Continued(lab, "expedited")
+        run.wait_for_training(1)
+        run.make_room()
+        # Not hastened: else it would wait for two minutes.
+        run.wait_for_training(2, timeout_s=30)
+        run.end_as("COMPLETED")
+        return run
+
+    def failing(lab: Lab) -> Continued:
+        run = Continued(lab, "failing", "recovery.max_failures=0", faults="exit@step:step=3")
+        run.end_as("FAILED")
+        return run
+
+    with settings(lab, expedited_requeue=True):
+        group = Group(lab, {"run": expedited, "failing": failing})
+    assert "--requeue=expedite" in group["run"].run.layout.script.read_text()
+    assert_as_if_undisturbed(group["run"], forbidden)
+    assert group["failing"].run.decisions() == ["stop"]

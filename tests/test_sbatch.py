@@ -1,0 +1,49 @@
+"""What a batch loop gives to sbatch: the run's frozen command, in the job's own environment."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftslurm.errors import RunError
+from ftslurm.run.layout import RunLayout
+from ftslurm.scheduler.sbatch import environment_of_job, frozen_arguments
+
+
+def test_the_environment_is_the_one_the_batch_shell_was_started_with():
+    program = (
+        "import json, os, sys; from ftslurm.scheduler.sbatch import environment_of_job;"
+        "print(json.dumps(environment_of_job(os.getppid())))"
+    )
+    # As the batch script does it: what it exports itself, and a subshell of its own in between.
+    shell = (
+        'export PATH="/extra:$PATH" KEPT=no OWN=yes\n'
+        f"said=$({sys.executable} -c '{program}')\n"
+        'echo "$said"'
+    )
+    root = str(Path(__file__).resolve().parent.parent)
+    given = {"PATH": os.environ["PATH"], "PYTHONPATH": root, "KEPT": "a b\nc=d",
+             "CUDA_VISIBLE_DEVICES": "3"}  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", shell], env=given, capture_output=True, text=True, timeout=60, check=True
+    )
+    seen = json.loads(done.stdout)
+    assert (seen["KEPT"], seen["PATH"]) == ("a b\nc=d", given["PATH"])
+    assert "OWN" not in seen and "CUDA_VISIBLE_DEVICES" not in seen
+
+
+def test_a_parent_that_cannot_be_looked_at_leaves_our_own_environment(monkeypatch):
+    monkeypatch.setenv("KEPT", "1")
+    assert environment_of_job(2**22 + 1)["KEPT"] == "1"
+
+
+def test_the_frozen_command_is_read_as_a_shell_would(tmp_path):
+    layout = RunLayout(tmp_path)
+    layout.submit.mkdir()
+    with pytest.raises(RunError, match="is not there"):
+        frozen_arguments(layout)
+    layout.sbatch_command.write_text("sbatch --parsable '--job-name=a b' \"/r u/train.sbatch\"\n")
+    assert frozen_arguments(layout) == ["--parsable", "--job-name=a b", "/r u/train.sbatch"]
