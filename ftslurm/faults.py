@@ -4,9 +4,12 @@ A plan is read from the environment variable FTSLURM_FAULTS; without it a point 
 dictionary look-up and does nothing. Each entry is ACTION@POINT followed by conditions, entries
 are separated by `;`:
 
-    FTSLURM_FAULTS="kill@before_commit:rank=0:step=20:attempt=1;enospc@persist:rank=1"
+    FTSLURM_FAULTS="kill@before_commit:rank=0:step=20:attempt=1;estale@read_step:rank=1:times=3"
 
-Actions: kill (SIGKILL to this process), exit (code 1), enospc, eio (OSError), hang (for ever).
+Actions: kill (SIGKILL to this process), exit (code 1), hang (for ever), or an error number by its
+name in lower case (enospc, eio, estale, edquot ...): an OSError. Conditions: rank, attempt, and
+what the point says of itself (step, or the name of the file); `times=N` breaks N times in a
+process and is mended then.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import errno
 import os
 import signal
 import time
-from typing import NoReturn
+from collections import Counter
+from typing import NoReturn, Union
 
 from ftslurm.errors import UsageError
 
@@ -29,11 +33,26 @@ POINTS = (
     "before_rename",  # COMMITTED is inside the temporary folder
     "after_rename",  # the step is published; latest.json and retention have not run
     "restored",  # state is loaded, no step trained
+    # The file primitives; each try passes its point, so `times` may be outlasted.
+    "read_file",  # a record outside the checkpoints: run.json, attempt.json, events.jsonl ...
+    "write_file",  # any small file, atomically
+    "append",  # a line of a journal
+    "make_folder",  # an exclusive mkdir: attempts, temporary steps, quarantine
+    "list_folder",
+    "rename",  # publishing a step, or putting one aside
+    "read_step",  # COMMITTED, a manifest or an index
+    "read_shard",  # bytes of tensors
 )
 
+# Facts that a point need not know: the environment of ranks and of the batch loop has them.
+_FROM_ENVIRONMENT = {"rank": "SLURM_PROCID", "attempt": "FTSLURM_ATTEMPT"}
 
-def point(name: str, **facts: int) -> None:
-    """Reach the named point; breaks here if the plan says so. `facts`: rank, step, attempt."""
+_broken: Counter[str] = Counter()
+"""How often each entry has broken something in this process."""
+
+
+def point(name: str, /, **facts: Union[int, str]) -> None:
+    """Reach the named point; breaks here if the plan says so."""
     plan = os.environ.get(ENVIRONMENT)
     if plan:
         for entry in plan.split(";"):
@@ -41,7 +60,7 @@ def point(name: str, **facts: int) -> None:
                 _break(entry.partition("@")[0].strip(), name)
 
 
-def _matches(entry: str, name: str, facts: dict[str, int]) -> bool:
+def _matches(entry: str, name: str, facts: dict[str, Union[int, str]]) -> bool:
     if not entry:
         return False
     _, _, target = entry.partition("@")
@@ -50,23 +69,34 @@ def _matches(entry: str, name: str, facts: dict[str, int]) -> bool:
         raise UsageError(f"{ENVIRONMENT}: `{wanted}` is no point; choose from {', '.join(POINTS)}")
     if wanted != name:
         return False
-    pairs = [condition.partition("=") for condition in conditions]
-    return all(facts.get(key) == int(value) for key, _, value in pairs)
+    pairs = dict(condition.split("=", 1) for condition in conditions)
+    times = pairs.pop("times", None)
+    if not all(_fact(key, facts) == value for key, value in pairs.items()):
+        return False
+    _broken[entry] += 1
+    return times is None or _broken[entry] <= int(times)
+
+
+def _fact(key: str, facts: dict[str, Union[int, str]]) -> str:
+    if key in facts or key not in _FROM_ENVIRONMENT:
+        return str(facts.get(key))
+    return os.environ.get(_FROM_ENVIRONMENT[key], "")
 
 
 def _break(action: str, name: str) -> None:
+    number = getattr(errno, action.upper(), None)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "exit":
         os._exit(1)
-    elif action in ("enospc", "eio"):
-        number = errno.ENOSPC if action == "enospc" else errno.EIO
-        raise OSError(number, f"{os.strerror(number)} (fault injected at {name})")
     elif action == "hang":
         _hang()
+    elif isinstance(number, int):
+        raise OSError(number, f"{os.strerror(number)} (fault injected at {name})")
     else:
         raise UsageError(
-            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, enospc, eio, hang"
+            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, hang, or an error number by "
+            "name, e.g. estale"
         )
 
 

@@ -2,20 +2,93 @@
 
 On return of a `write_*` call the bytes and the name are on the device; on an error the old file,
 if there was one, is untouched. Nothing here knows what the files mean.
+
+The file system is shared by many nodes, and one node's view of it may be late: a name that was
+once looked up in vain stays away for as long as the client remembers that (NFS acdirmax, 60 s by
+nfs(5); FUSE negative_timeout), while a fresh listing of its folder has it. So what is listed and
+cannot be opened is waited for, as is what ESTALE was said of; see `patiently`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import tempfile
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ftslurm import faults
 from ftslurm.errors import FormatError
+
+_Value = TypeVar("_Value")
+
+VIEW_LAG_S = 75.0
+"""How long what another node has made may stay out of sight here before it counts as missing."""
+STUMBLE_S = 2.0
+"""How long a read or write that failed is tried again: a soft NFS mount or a server that fails over
+says EIO or ETIMEDOUT once; a broken disk says it for ever."""
+
+_STUMBLES = frozenset({errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO})
+
+
+def patiently(
+    work: Callable[[], _Value],
+    path: Path,
+    *,
+    announced: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Value:
+    """What `work` returns, which needs `path` and may be done again, once this node sees `path`.
+
+    Tried again for VIEW_LAG_S: ESTALE, and ENOENT for what its folder lists or, with `announced`,
+    what another process has said to be there. For STUMBLE_S: errors that often pass. All else is
+    raised at once, so that a file that was never there costs one listing.
+    """
+    began_at, pause_s = clock(), 0.05
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if clock() + pause_s > began_at + _patience_s(error, path, announced=announced):
+                raise
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+
+
+def _patience_s(error: OSError, path: Path, *, announced: bool) -> float:
+    if error.errno in _STUMBLES:
+        return STUMBLE_S
+    is_late = error.errno == errno.ESTALE
+    if error.errno == errno.ENOENT:
+        # A link into nowhere is listed too, and will not lead anywhere later.
+        is_late = announced or (is_listed(path) and not path.is_symlink())
+    return VIEW_LAG_S if is_late else 0.0
+
+
+def is_listed(path: Path) -> bool:
+    """Whether its folder names it: a listing is read afresh, where stat and open may be answered
+    from what this node found, or did not find, some time ago. OSError when that cannot be told."""
+    if path.parent == path:
+        return True
+    try:
+        return path.name in list_folder(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def list_folder(path: Path) -> list[str]:
+    """Names in `path`; FileNotFoundError when there is no such folder."""
+
+    def names() -> list[str]:
+        faults.point("list_folder", name=path.name)
+        return os.listdir(path)  # noqa: PTH208
+
+    return patiently(names, path)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -30,9 +103,19 @@ def fsync_folder(folder: Path) -> None:
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace `path` by `data` in one step; readers see the old bytes or the new, never a mix.
 
-    `durable=False` leaves out both fsyncs: for progress files whose loss costs nothing.
+    `durable=False` leaves out both fsyncs and every second try: for progress files, whose loss
+    costs nothing and whose writer has better things to do than to wait.
     """
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    if durable:
+        patiently(lambda: _write_atomic(path, data, durable=True), path.parent)
+    else:
+        _write_atomic(path, data, durable=False)
+
+
+def _write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
+    faults.point("write_file", name=path.name)
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as stream:
             os.fchmod(stream.fileno(), 0o644)
@@ -40,10 +123,10 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
-        os.replace(name, path)  # noqa: PTH105 - `name` is a str from mkstemp
+        temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)  # noqa: PTH108
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise
     if durable:
         fsync_folder(path.parent)
@@ -78,23 +161,44 @@ def decode_json(data: bytes, *, where: str, newest: int = 1) -> dict[str, Any]:
 
 def read_json(path: Path, *, newest: int = 1) -> dict[str, Any]:
     """Read and check one JSON record; FileNotFoundError when there is none."""
-    return decode_json(path.read_bytes(), where=str(path), newest=newest)
+    return decode_json(read_bytes(path), where=str(path), newest=newest)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole of a file outside the checkpoints; FileNotFoundError when there is none."""
+
+    def read() -> bytes:
+        faults.point("read_file", name=path.name)
+        with path.open("rb", buffering=0) as stream:
+            data = stream.readall()
+            # What another node appends to may seem to end where this one last saw it end; a client
+            # that has met the end asks for the size again (seen with FUSE).
+            while os.fstat(stream.fileno()).st_size > len(data):
+                more = stream.readall()
+                if not more:
+                    break
+                data += more
+        return data
+
+    return patiently(read, path)
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
     """Append one line in a single write, with a CRC so that a torn last line is told from a whole.
 
     O_APPEND makes lines of several writers on one host whole (open(2)); it does not over NFS, so a
-    file has one writer.
+    file has one writer. Not tried again: a part of the line may have been written.
     """
     body = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
     line = f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
+    faults.point("append", name=path.name)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = b"\n" + line  # the writer before was cut off: its torn line stays alone
-        os.write(fd, line)
+        while line:
+            line = line[os.write(fd, line) :]  # a disk that fills up takes a part, then says so
     finally:
         os.close(fd)
 
@@ -102,7 +206,7 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole records of an append file; torn or damaged lines are left out."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         return
     for line in data.split(b"\n"):
@@ -113,9 +217,17 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def claim_folder(path: Path) -> bool:
-    """Create `path`; True for exactly one caller (mkdir(2) is atomic on POSIX and NFS)."""
-    try:
+    """Create `path`; True for exactly one caller (mkdir(2) is atomic on POSIX and NFS).
+
+    False also to the one who has made it when the answer of the file server was lost.
+    """
+
+    def make() -> None:
+        faults.point("make_folder", name=path.name)
         path.mkdir()
+
+    try:
+        patiently(make, path.parent)
     except FileExistsError:
         return False
     fsync_folder(path.parent)

@@ -49,7 +49,7 @@ def test_a_superseded_attempt_publishes_nothing(layout: RunLayout) -> None:
 def test_an_attempt_that_is_superseded_while_it_commits_does_not_rename(
     layout: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def point(name: str, **_: Any) -> None:
+    def point(name: str, /, **_: Any) -> None:
         if name == "before_rename":
             layout.attempt(2).root.mkdir()  # a claim that has not written attempt.json yet
 

@@ -1,11 +1,13 @@
 """Durable primitives: the old bytes or the new ones, never a mix; whole lines, never half ones."""
 
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from ftslurm import files
 from ftslurm.errors import FormatError
 from ftslurm.files import (
     append_record,
@@ -94,3 +96,105 @@ def test_one_of_many_claims_a_folder(tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(won) == [False] * 15 + [True]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def failing(number, *, until, clock):
+    """Work that fails with errno `number` until the clock says so."""
+
+    def work():
+        if clock.now < until:
+            raise OSError(number, os.strerror(number))
+        return "read"
+
+    return work
+
+
+@pytest.fixture
+def lag(monkeypatch):
+    monkeypatch.setattr(files, "VIEW_LAG_S", 60.0)
+    monkeypatch.setattr(files, "STUMBLE_S", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "announced", "waits_s"),
+    [
+        (errno.ESTALE, "not-there", False, 60),
+        (errno.ENOENT, "listed", False, 60),
+        (errno.ENOENT, "not-there", False, 0),
+        (errno.ENOENT, "not-there", True, 60),
+        (errno.ENOENT, "dangling", False, 0),
+        (errno.ENOENT, "no-folder/x", False, 0),
+        (errno.EIO, "listed", False, 2),
+        (errno.ETIMEDOUT, "listed", False, 2),
+        (errno.EACCES, "listed", True, 0),
+        (errno.ENOSPC, "listed", True, 0),
+    ],
+)
+def test_what_may_come_into_sight_is_waited_for_and_nothing_else(
+    tmp_path, lag, number, name, announced, waits_s
+):
+    (tmp_path / "listed").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    clock = Clock()
+
+    def look(until):
+        return files.patiently(
+            failing(number, until=clock.now + until, clock=clock), tmp_path / name,
+            announced=announced, clock=clock, sleep=clock.sleep,
+        )  # fmt: skip
+
+    if waits_s:
+        assert look(waits_s * 0.7) == "read"
+    began_at = clock.now
+    with pytest.raises(OSError, match=os.strerror(number)):
+        look(waits_s * 1.1 + 0.1)
+    assert waits_s * 0.5 <= clock.now - began_at <= waits_s
+
+
+def test_a_record_that_comes_into_sight_late_is_read(tmp_path, lag, monkeypatch):
+    path = tmp_path / "attempt.json"
+    write_json(path, {"schema_version": 1, "value": 7})
+    monkeypatch.setenv("FTSLURM_FAULTS", "enoent@read_file:name=attempt.json:times=2")
+    assert read_json(path)["value"] == 7
+    monkeypatch.setenv("FTSLURM_FAULTS", "estale@write_file:name=attempt.json:times=2")
+    write_json(path, {"schema_version": 1, "value": 8})
+    assert read_json(path)["value"] == 8
+
+
+def test_what_is_listed_is_told_without_a_look_at_it(tmp_path):
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert files.is_listed(tmp_path / "dangling")
+    assert not files.is_listed(tmp_path / "x")
+    assert not files.is_listed(tmp_path / "x" / "y" / "z")
+    (tmp_path / "file").touch()
+    assert not files.is_listed(tmp_path / "file" / "y")
+
+
+def test_a_line_that_a_full_disk_cuts_is_an_error_and_stays_alone(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    append_record(path, {"n": 1})
+    write = os.write
+    answers = [lambda fd, data: write(fd, data[:5]), lambda fd, data: full()]
+
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", lambda fd, data: answers.pop(0)(fd, data))
+        with pytest.raises(OSError, match="No space"):
+            append_record(path, {"n": 2})
+    append_record(path, {"n": 3})
+    assert [record["n"] for record in read_records(path)] == [1, 3]

@@ -107,6 +107,19 @@ def test_a_fault_breaks_where_and_when_it_was_asked_to(monkeypatch):
         faults.point("staged")
 
 
+def test_a_fault_is_any_error_by_its_name_at_a_named_file_so_many_times(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv(faults.ENVIRONMENT, "estale@read_file:name=run.json:rank=1:times=2")
+    faults.point("read_file", name="attempt.json")
+    for _ in range(2):
+        with pytest.raises(OSError, match="Stale file handle"):
+            faults.point("read_file", name="run.json")
+    faults.point("read_file", name="run.json")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv(faults.ENVIRONMENT, "edquot@read_file:name=run.json:rank=1")
+    faults.point("read_file", name="run.json")
+
+
 @pytest.mark.parametrize("plan", ["kill@nowhere", "explode@persist"])
 def test_a_fault_that_does_not_exist_is_refused(monkeypatch, plan):
     monkeypatch.setenv(faults.ENVIRONMENT, plan)

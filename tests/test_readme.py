@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import ftslurm
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 SLURM = {"sbatch", "srun", "scontrol", "squeue", "sacct", "scancel", "sinfo"}
@@ -68,9 +70,15 @@ def run(
 
 
 def test_the_loop_shown_is_the_loop_tested() -> None:
-    (shown,) = blocks("python")
+    shown, _three_lines = sorted(blocks("python"), key=len, reverse=True)
     assert shown == (ROOT / "tests" / "example_loop.py").read_text()
     assert len(shown.splitlines()) <= 30
+
+
+def test_the_three_lines_shown_are_what_ftslurm_offers() -> None:
+    _loop, shown = sorted(blocks("python"), key=len, reverse=True)
+    names = set(re.findall(r"ftslurm\.(\w+)\(", shown))
+    assert names and all(callable(getattr(ftslurm, name)) for name in names)
 
 
 def test_every_make_target_shown_exists_and_is_explained() -> None:

@@ -13,6 +13,7 @@ from checkpoints import make_step
 from ftslurm.errors import RunError
 from ftslurm.files import write_json
 from ftslurm.replay.trace import TraceRow, TraceWriter
+from ftslurm.run.acts import note_act
 from ftslurm.run.attempts import (
     STOPPED,
     AdoptedStep,
@@ -162,3 +163,32 @@ def test_an_attempt_killed_while_it_was_told_to_leave_did_not_fail(layout):
     record = {"schema_version": 1, "action": "requeued", "cause": "asked_to_leave", "reason": "x"}
     write_json(attempt(layout, trained_to=20).root / "decision.json", record)
     assert story(layout).attempts[0].ended == "killed"
+
+
+@pytest.mark.parametrize(
+    ("order", "action", "state"), [("stop", "ended", "stopped"), ("pause", "paused", "paused")]
+)
+def test_a_run_that_an_operator_stopped_says_so(layout, order, action, state):
+    paths = attempt(layout, trained_to=30)
+    write_outcome(paths, Outcome(STOPPED, 30, 30, order=order))
+    reason = f"stopped by the order `{order}` at step 30"
+    write_json(paths.decision_json, {"schema_version": 1, "action": action, "reason": reason})
+    story = read_story(layout, now=NOW)
+    assert (story.state, story.attempts[0].ended, story.attempts[0].order) == (
+        state, "stopped", order,
+    )  # fmt: skip
+    assert f"to step 30, stopped by the order `{order}`" in render_story(story, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("result", "state"),
+    [("cancelled", "cancelled"), ("queued", "waiting"), ("paused", "paused"), ("saved", "stopped")],
+)
+def test_what_a_person_did_counts_until_the_next_attempt_begins(layout, result, state):
+    paths = attempt(layout, trained_to=30)
+    write_json(paths.decision_json, {"schema_version": 1, "action": "stop", "reason": "x"})
+    layout.control.mkdir()
+    note_act(layout, "any", "paused", "12", now=lambda: NOW - 200)  # before the attempt
+    assert read_story(layout, now=NOW).state == "stopped"
+    note_act(layout, "any", result, "12", now=lambda: NOW - 5)
+    assert read_story(layout, now=NOW).state == state

@@ -6,7 +6,8 @@ import errno
 import os
 from pathlib import Path
 
-from ftslurm.files import fsync_folder
+from ftslurm import faults
+from ftslurm.files import fsync_folder, is_listed, patiently
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -20,18 +21,23 @@ def rename_new(source: Path, target: Path) -> None:
     NFS and some other file systems have no flags (EINVAL): there a look beforehand has to do, which
     leaves a window of microseconds in which somebody could create an empty folder.
     """
+    patiently(lambda: _rename(source, target), source)
+    fsync_folder(target.parent)
+    if source.parent != target.parent:
+        fsync_folder(source.parent)
+
+
+def _rename(source: Path, target: Path) -> None:
+    faults.point("rename", name=source.name)
     number = _rename_noreplace(source, target)
     if number in _UNSUPPORTED:
-        if os.path.lexists(target):
+        if os.path.lexists(target) or is_listed(target):
             number = errno.EEXIST
         else:
             source.rename(target)
             number = 0
     if number:
         raise OSError(number, os.strerror(number), str(source), None, str(target))
-    fsync_folder(target.parent)
-    if source.parent != target.parent:
-        fsync_folder(source.parent)
 
 
 def _rename_noreplace(source: Path, target: Path) -> int:

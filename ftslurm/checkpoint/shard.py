@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from ftslurm import faults
 from ftslurm.checkpoint.digest import digest, new
 from ftslurm.checkpoint.packing import MAX_FILE_BYTES, FilePlan, plan_files
-from ftslurm.checkpoint.reading import reading
+from ftslurm.checkpoint.reading import StepFile, read_small, reading
 from ftslurm.checkpoint.record_json import decode_index, encode_index
 from ftslurm.checkpoint.records import (
     LARGE_ALIGNMENT_BYTES,
@@ -30,7 +30,7 @@ from ftslurm.checkpoint.records import (
     shard_name,
 )
 from ftslurm.errors import CheckpointError, FormatError
-from ftslurm.files import write_atomic
+from ftslurm.files import patiently, write_atomic
 
 if TYPE_CHECKING:
     # At run time only a writer pays for it: it loads logging and queue, and cold verbs read only.
@@ -105,8 +105,7 @@ def write_shard(
 def read_index(folder: Path, entry: IndexEntry, algorithm: str) -> ShardIndex:
     """One rank's index, its bytes verified against the manifest's entry."""
     path = folder / entry.path
-    with reading(f"`{path}`"):
-        data = path.read_bytes()
+    data = read_small(path)
     if len(data) != entry.bytes or digest(algorithm, data) != entry.digest:
         raise CheckpointError(
             f"`{path}` is not the index that the manifest names: {len(data)} bytes, expected "
@@ -130,14 +129,14 @@ class ShardReader:
     def __init__(self, folder: Path, algorithm: str) -> None:
         self._folder = folder
         self._algorithm = algorithm
-        self._files: dict[str, int] = {}
+        self._files: dict[str, StepFile] = {}
 
     def __enter__(self) -> ShardReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         while self._files:
-            os.close(self._files.popitem()[1])
+            self._files.popitem()[1].close()
 
     def read(self, record: TensorRecord, into: memoryview) -> None:
         """Fill `into`, digesting in the same pass; CheckpointError if it is not what was saved."""
@@ -151,7 +150,7 @@ class ShardReader:
         with reading(f"`{record.key}` from `{path}`"):
             for start in range(0, record.bytes, _READ_BYTES):
                 piece = target[start : start + _READ_BYTES]
-                if read_at(self._open(record.file), piece, record.offset + start) < len(piece):
+                if self._file(record.file).read_at(piece, record.offset + start) < len(piece):
                     raise CheckpointError(f"`{path}` ends inside `{record.key}`; it is truncated")
                 hasher.update(piece)
         if hasher.hexdigest() != record.digest:
@@ -160,21 +159,10 @@ class ShardReader:
                 "not have the digest it was saved with; the file is damaged"
             )
 
-    def _open(self, name: str) -> int:
+    def _file(self, name: str) -> StepFile:
         if name not in self._files:
-            self._files[name] = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[name] = StepFile(self._folder / name)
         return self._files[name]
-
-
-def read_at(fd: int, into: memoryview, offset: int) -> int:
-    """Fill `into` from `offset`; returns the bytes read, fewer only at the end of the file."""
-    done = 0
-    while done < len(into):
-        count = os.preadv(fd, [into[done:]], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done
 
 
 def _checked_bytes(tensor: TensorData) -> memoryview:
@@ -245,7 +233,9 @@ def _write_file(
 ) -> list[Chunk]:
     """Digest chunks in `pool` while they are written; fsyncs. Never writes over a file."""
     pending: list[tuple[int, Future[str]]] = []
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    # The folder is there: rank 0 has made it, and has said so to the others.
+    fd = patiently(lambda: os.open(path, flags, 0o644), path.parent, announced=True)
     try:
         with _Flusher(fd) as flusher:
             for parts in _cut(_laid_out(plan, views), chunk_bytes):

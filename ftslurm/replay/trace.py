@@ -44,18 +44,18 @@ class TraceRow:
 
 
 class TraceWriter:
-    """Appends rows to one attempt's file."""
+    """Appends rows to one attempt's file, which is made with the first of them that can be."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._path = path
-        self._fd = os.open(path, flags, 0o644)
+        self._fd: Optional[int] = None
         self._is_torn = False
 
     def append(self, row: TraceRow) -> None:
         """OSError when the row is lost; the next one begins on a line of its own."""
         data = render_row(row)
+        if self._fd is None:
+            self._fd = self._open()
         if self._is_torn:
             data = b"\n" + data
         self._is_torn = True
@@ -65,11 +65,18 @@ class TraceWriter:
 
     def close(self) -> None:
         """Durable on return."""
+        if self._fd is None:
+            return
         try:
             os.fsync(self._fd)
         finally:
             os.close(self._fd)
         fsync_folder(self._path.parent)
+
+    def _open(self) -> int:
+        self._path.parent.mkdir(exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self._path, flags, 0o644)
 
 
 def render_row(row: TraceRow) -> bytes:

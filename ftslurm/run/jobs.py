@@ -43,7 +43,11 @@ def add_job(
     after: Optional[str] = None,
     now: Callable[[], float] = time.time,
 ) -> Job:
-    """Write down that the scheduler has taken a job for this run."""
+    """Write down that the scheduler has taken a job for this run; once, whoever says it first: a
+    job may begin before its submitter has come to this."""
+    for known in read_jobs(layout):
+        if known.job_id == job_id:
+            return known
     job = Job(job_id, scheduler, queued_by, now(), after)
     append_record(layout.jobs, {"schema_version": 1, **vars(job)})
     return job
@@ -61,8 +65,3 @@ def read_jobs(layout: RunLayout) -> list[Job]:
         )
         for record in read_records(layout.jobs)
     ]
-
-
-def newest_job(layout: RunLayout) -> Optional[Job]:
-    jobs = read_jobs(layout)
-    return jobs[-1] if jobs else None

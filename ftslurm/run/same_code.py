@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -106,9 +107,16 @@ def error(record: RunRecord, difference: str) -> Exception:
 
 
 def keep(env: RankEnvironment, mine: Mapping[str, Module]) -> None:
-    """Rank 0: these are the modules that the attempt trains with."""
+    """Rank 0: these are the modules that the attempt trains with. A disk that is full or closed
+    costs the record, not the attempt: the next one compares with an older record."""
     modules = merged(mine, _earlier(env.layout, env.attempt))
-    write_json(env.attempt_layout.modules_json, _record(env.node, modules))
+    try:
+        write_json(env.attempt_layout.modules_json, _record(env.node, modules))
+    except OSError as error:
+        print(  # noqa: T201
+            f"ftslurm: warning: the digests of this attempt's modules are not kept: {error}",
+            file=sys.stderr,
+        )
 
 
 def _earlier(layout: RunLayout, attempt: int) -> dict[str, Module]:

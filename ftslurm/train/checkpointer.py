@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,11 +25,14 @@ from ftslurm.train.arena import Arena
 from ftslurm.train.background import BackgroundSave
 from ftslurm.train.distributed import Groups
 from ftslurm.train.exchange import largest
-from ftslurm.train.persist import Place, SaveJob, SaveResult, persist, reason_of
+from ftslurm.train.persist import Failure, Place, SaveJob, SaveResult, persist, reason_of
 from ftslurm.train.restore import OnEvent, Restored, Restorer
+from ftslurm.train.setbacks import Setbacks
 from ftslurm.train.staging import copy_digests, needed_bytes, own_parts, stage
 from ftslurm.train.state import Snapshot, TrainState
 
+RETRY_S = 5.0
+"""Between two tries of a last save for which there is no space."""
 AGREEMENT_GRACE_S = 2.0
 """How much later than its deadline an emergency save may learn that another rank is late."""
 
@@ -79,8 +82,7 @@ class Checkpointer:
         self._last: BackgroundSave | None = None
         self._parent: Parent | None = None
         self._restored_step: int | None = None
-        self._failed_saves = 0
-        self._failed_in_a_row = 0
+        self._setbacks = Setbacks()
         self._is_broken = False
 
     @property
@@ -91,7 +93,7 @@ class Checkpointer:
     @property
     def failed_saves(self) -> int:
         """Saves of this attempt that failed."""
-        return self._failed_saves
+        return self._setbacks.total
 
     def restore(self, adopted: list[AdoptedStep] | None) -> Restored | None:
         """Continue from the newest step that all ranks verify; None when there never was one."""
@@ -125,7 +127,8 @@ class Checkpointer:
     def save(self, step: int, position: Mapping[str, int]) -> bool:
         """Stage now, persist in the background; False when skipped because one is in flight.
 
-        CheckpointError on all ranks together after `max_failed_saves` failures in a row.
+        CheckpointError on all ranks together after `max_failed_saves` failures in a row that
+        another attempt might not have (see `setbacks`).
         """
         if self._spec.when_busy == "skip" and self._is_rank_0_busy():
             self._on_event("save_skipped", {"step": step})
@@ -135,14 +138,30 @@ class Checkpointer:
         return True
 
     def emergency_save(self, step: int, position: Mapping[str, int], *, deadline_s: float) -> bool:
-        """True once `step` is committed; False, on all ranks, when the deadline passed before."""
+        """True once `step` is committed; False, on all ranks, when the deadline passed before.
+
+        A save that fails for lack of space or the like is tried again until then.
+        """
         deadline = time.monotonic() + deadline_s
         if not self._all_settled_by(deadline, step):
             return False
-        if self.committed_step == step:
-            return True
-        self._start(step, position, max_failed=None)
-        return self._all_settled_by(deadline, step) and self.committed_step == step
+        while self.committed_step != step:
+            self._start(step, position, max_failed=None)
+            if not self._all_settled_by(deadline, step):
+                return False
+            if self.committed_step != step and not self._wait_for_space(deadline):
+                return False
+        return True
+
+    def _wait_for_space(self, deadline: float) -> bool:
+        """Collective: False when trying again is in vain, or would come too late for a rank."""
+        is_late = time.monotonic() + RETRY_S >= deadline
+        if not self._setbacks.is_of_disk or any(
+            largest([int(is_late)], self._groups.control, world_size=self._groups.world_size)
+        ):
+            return False
+        time.sleep(RETRY_S)
+        return True
 
     def poll(self) -> None:
         """Report what the background has done since the last call; call it each step."""
@@ -201,7 +220,7 @@ class Checkpointer:
     def _agree(self, refusal: FtslurmError | None, max_failed: int | None) -> None:
         """Every rank goes on, or every rank raises: nobody is left waiting in a collective."""
         refused, broken, failed = largest(
-            [int(refusal is not None), int(self._is_broken), self._failed_in_a_row],
+            [int(refusal is not None), int(self._is_broken), self._setbacks.against_attempt],
             self._groups.control,
             world_size=self._groups.world_size,
         )
@@ -286,9 +305,10 @@ class Checkpointer:
             # The collective itself broke: a peer died or the group timed out.
             self._is_broken = True
             assert save.error is not None
-            self._note_failure(save.step, self._groups.rank, reason_of(save.error))
+            failure = Failure(self._groups.rank, reason_of(save.error))
+            self._note_failures(save.step, [failure])
         elif save.result.is_committed:
-            self._failed_in_a_row = 0
+            self._setbacks.committed()
             self._parent = Parent(save.step, save.result.digest)
             self._on_event(
                 "committed",
@@ -299,19 +319,17 @@ class Checkpointer:
                 },
             )
         else:
-            first = save.result.failures[0]
-            self._note_failure(save.step, first.rank, first.reason)
+            self._note_failures(save.step, save.result.failures)
 
-    def _note_failure(self, step: int, rank: int, reason: str) -> None:
-        self._failed_saves += 1
-        self._failed_in_a_row += 1
+    def _note_failures(self, step: int, failures: Sequence[Failure]) -> None:
+        self._setbacks.failed([failure.errno for failure in failures])
         self._on_event(
             "save_failed",
             {
                 "step": step,
-                "rank": rank,
-                "reason": reason,
-                "in_a_row": self._failed_in_a_row,
+                "rank": failures[0].rank,
+                "reason": failures[0].reason,
+                "in_a_row": self._setbacks.in_a_row,
             },
         )
 

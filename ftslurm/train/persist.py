@@ -47,6 +47,8 @@ class Failure:
 
     rank: int
     reason: str
+    errno: int | None = None
+    """Of the file system's answer, None where it was something else."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def persist(job: SaveJob, place: Place) -> SaveResult:
     began_at = time.monotonic()
     answer = _open_folder(job, place)
     if "reason" in answer:
-        return SaveResult(job.step, [Failure(0, answer["reason"])])
+        return SaveResult(job.step, [Failure(0, **answer)])
     folder = Path(answer["folder"])
     rows = gather_json(_write(job, place, folder), place.group, world_size=place.world_size)
     outcome = _conclude(job, place, folder, rows) if place.rank == 0 else None
@@ -96,6 +98,16 @@ def reason_of(error: BaseException) -> str:
     return str(error) if isinstance(error, (FtslurmError, OSError)) else repr(error)
 
 
+def errno_of(error: BaseException) -> int | None:
+    """The error number behind `error`, if it came from the file system."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return cause.errno if isinstance(cause, OSError) else None
+
+
+def _account(error: BaseException) -> dict[str, Any]:
+    return {"reason": reason_of(error), "errno": errno_of(error)}
+
+
 def _open_folder(job: SaveJob, place: Place) -> dict[str, Any]:
     """Rank 0 makes the folder before anyone writes: a shared file system may show it late."""
     answer: dict[str, Any] = {}
@@ -103,7 +115,7 @@ def _open_folder(job: SaveJob, place: Place) -> dict[str, Any]:
         try:
             answer["folder"] = str(place.store.create_temporary(job.step, job.attempt))
         except (OSError, FtslurmError) as error:
-            answer["reason"] = reason_of(error)
+            answer = _account(error)
     reply: dict[str, Any] = broadcast_json(answer, place.group, world_size=place.world_size)
     return reply
 
@@ -127,7 +139,7 @@ def _write(job: SaveJob, place: Place, folder: Path) -> dict[str, Any]:
             "shared": {**shared_digests(job.shared), **job.copies},
         }
     except Exception as error:  # noqa: BLE001 - reported; a rank that went silent would hold the others
-        return {"reason": reason_of(error)}
+        return _account(error)
 
 
 def shared_digests(shared: Mapping[str, Any]) -> dict[str, str]:
@@ -143,7 +155,9 @@ def _conclude(
 ) -> dict[str, Any]:
     """Rank 0: publish what all have written, or clean up."""
     failures = [
-        {"rank": rank, "reason": row["reason"]} for rank, row in enumerate(rows) if "reason" in row
+        {"rank": rank, "reason": row["reason"], "errno": row["errno"]}
+        for rank, row in enumerate(rows)
+        if "reason" in row
     ]
     failures = failures or _differences(rows)
     written = sum(row.get("bytes", 0) for row in rows)
@@ -154,7 +168,7 @@ def _conclude(
             identity = manifest_digest(encode_manifest(manifest))
             place.store.publish(folder, manifest)
         except Exception as error:  # noqa: BLE001 - reported; the other ranks wait for this answer
-            failures = [{"rank": 0, "reason": reason_of(error)}]
+            failures = [{"rank": 0, **_account(error)}]
     if failures:
         failures += _discard(folder, place)
     return {"failures": failures, "bytes": written, "digest": identity}
@@ -166,7 +180,8 @@ def _discard(folder: Path, place: Place) -> list[dict[str, Any]]:
         if folder.exists():
             place.store.discard_temporary(folder)
     except (OSError, FtslurmError) as error:
-        return [{"rank": 0, "reason": f"cannot remove `{folder}`: {reason_of(error)}"}]
+        reason = f"cannot remove `{folder}`: {reason_of(error)}"
+        return [{"rank": 0, "reason": reason, "errno": errno_of(error)}]
     return []
 
 

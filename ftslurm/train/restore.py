@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from ftslurm.checkpoint.choose import Rejected
+from ftslurm.checkpoint.reading import read_small
 from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import MANIFEST, Manifest
+from ftslurm.checkpoint.sight import await_step
 from ftslurm.errors import CheckpointError, FtslurmError, RunError
 from ftslurm.run.attempts import AdoptedStep
 from ftslurm.train import rng
@@ -116,6 +118,9 @@ class Restorer:
     ) -> dict[str, Any]:
         """Rank 0: the next step to try, or a sentence why there is none."""
         offer: dict[str, Any] = {"step": None, "reason": None}
+        if adopted:
+            # The claim has seen it; another node may have made the claim.
+            await_step(self._place.store.layout, max(row.step for row in adopted))
         failed = {step: row.reason for step, row in rejected.items()}
         choice = self._place.store.choose(
             full=False, adopted=adopted, attempt=self._attempt, failed=failed
@@ -254,7 +259,8 @@ def is_of_storage(error: BaseException) -> bool:
 
 
 def _read_manifest(folder: Path, digest: str) -> Manifest:
-    data = (folder / MANIFEST).read_bytes()
+    # Rank 0 has read it a moment ago.
+    data = read_small(folder / MANIFEST, announced=True)
     if manifest_digest(data) != digest:
         raise CheckpointError(f"`{folder / MANIFEST}` is not the manifest that rank 0 chose")
     return decode_manifest(data, where=str(folder / MANIFEST))

@@ -23,7 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ftslurm.checkpoint import shard
+from ftslurm import files
+from ftslurm.checkpoint import reading
 from ftslurm.errors import CheckpointError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
@@ -37,6 +38,8 @@ RANK, WORLD_SIZE = 0, 1
 GROUPS: Groups
 STRATEGIES = ("ddp", "fsdp")
 DEADLINE_S = 60.0
+
+files.VIEW_LAG_S = 0.5  # what a check has broken is not mended by waiting
 
 
 class Model(nn.Module):
@@ -215,15 +218,15 @@ def shards_are_shared_out(folder: Path) -> None:
 
 
 def failures_are_shared(folder: Path) -> None:
-    """A full disk on one rank fails the save on all; the third in a row ends all together."""
+    """A broken disk on one rank fails the save on all; the third in a row ends all together."""
     run = Trainer(folder / "failing", "ddp", seed=1, when_busy="skip")
     run.train()
     assert run.save(1)
-    os.environ["FTSLURM_FAULTS"] = "enospc@persist:rank=2"
+    os.environ["FTSLURM_FAULTS"] = "eio@persist:rank=2"
     for count in (1, 2, 3):
         facts = run.fail_to_save(1 + count)
         assert (facts["rank"], facts["in_a_row"], facts["step"]) == (2, count, 1 + count), facts
-        assert "No space left" in facts["reason"], facts
+        assert "Input/output error" in facts["reason"], facts
         assert run.checkpointer.committed_step == 1
     try:
         run.checkpointer.save(5, {"epoch": 0, "samples": 0, "tokens": 0})
@@ -267,16 +270,16 @@ def a_read_error_of_one_rank_ends_all_and_rejects_nothing(folder: Path) -> None:
     run = Trainer(folder / "unread", "fsdp", seed=1)
     run.train()
     assert run.save(1)
-    read_at = shard.read_at
+    read_at = reading.read_at
     if RANK == 2:
-        shard.read_at = lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
+        reading.read_at = lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
     try:
         Trainer(folder / "unread", "fsdp", seed=2).checkpointer.restore(None)
     except StorageError as error:
         assert "rank 2" in str(error) and "Stale" in str(error), error
     else:
         raise AssertionError("restored from what rank 2 did not read")
-    shard.read_at = read_at
+    reading.read_at = read_at
     assert run.checkpointer.restore(None).step == 1
 
 

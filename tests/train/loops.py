@@ -4,6 +4,7 @@ import atexit
 import math
 import os
 import signal
+import time
 from typing import Any
 
 import example_loop
@@ -12,7 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ftslurm.replay.determinism import parameter_digest
+from ftslurm.run import control
+from ftslurm.run.control import ControlFiles
+from ftslurm.run.layout import RunLayout
 from ftslurm.train import reference
+from ftslurm.train.orders import Orders
 from ftslurm.train.parallel import unwrap
 from ftslurm.train.session import Session
 
@@ -138,3 +143,22 @@ def ask_to_stop(session: Session, *, step: int) -> None:
     order = {"attempt": 1, "rank": 1, "step": step, "number": int(signal.SIGUSR1)}
     session.spec.user["signal"] = order
     disturb(session)
+
+
+def ordered(session: Session) -> None:
+    """user.orders: {step: order}: rank 0 finds it while that step of attempt 1 is trained."""
+    control.LOOK_INTERVAL_S = 0.01
+    if session.rank == 0 and int(os.environ["FTSLURM_ATTEMPT"]) == 1:
+        files = ControlFiles(RunLayout(session.run_dir), session.run_dir.name)
+        session._orders = Orders(files, session._event)
+        end_step = session.end_step
+
+        def end_step_after_order(**facts: Any) -> None:
+            order = session.spec.user["orders"].get(str(session.step + 1))
+            if order is not None:
+                files.give(order)
+                time.sleep(0.3)
+            end_step(**facts)
+
+        session.end_step = end_step_after_order  # type: ignore[method-assign]
+    example_loop.train(session)

@@ -209,16 +209,40 @@ def test_an_io_error_while_publishing_fails_the_save(tmp_path, monkeypatch, poin
 
 def test_too_many_failed_saves_in_a_row_end_the_attempt(tmp_path, monkeypatch):
     trainer = Trainer(tmp_path, max_failed_saves=2)
-    monkeypatch.setenv("FTSLURM_FAULTS", "enospc@persist")
+    monkeypatch.setenv("FTSLURM_FAULTS", "eio@persist")
     trainer.fail_to_save(1)
     monkeypatch.delenv("FTSLURM_FAULTS")
     assert trainer.save(2)
-    monkeypatch.setenv("FTSLURM_FAULTS", "enospc@persist")
+    monkeypatch.setenv("FTSLURM_FAULTS", "eio@persist")
     trainer.fail_to_save(3)
     trainer.fail_to_save(4)
     with pytest.raises(CheckpointError, match="2 saves in a row have failed"):
         trainer.checkpointer.save(5, POSITION)
     assert trainer.checkpointer.committed_step == 2
+
+
+@pytest.mark.parametrize("name", ["enospc", "edquot", "erofs", "eacces"])
+def test_what_no_other_attempt_would_do_better_never_ends_this_one(tmp_path, monkeypatch, name):
+    trainer = Trainer(tmp_path, max_failed_saves=1)
+    monkeypatch.setenv("FTSLURM_FAULTS", f"{name}@persist")
+    for step in (1, 2, 3):
+        trainer.fail_to_save(step)
+    assert [event["in_a_row"] for event in trainer.reported("save_failed")] == [1, 2, 3]
+    monkeypatch.delenv("FTSLURM_FAULTS")
+    assert trainer.save(4)
+
+
+def test_a_last_save_without_space_is_tried_again_until_there_is_some(tmp_path, monkeypatch):
+    monkeypatch.setattr("ftslurm.train.checkpointer.RETRY_S", 0.01)
+    trainer = Trainer(tmp_path)
+    monkeypatch.setenv("FTSLURM_FAULTS", "enospc@persist:step=7:times=3")
+    assert trainer.checkpointer.emergency_save(7, POSITION, deadline_s=DEADLINE_S)
+    assert len(trainer.reported("save_failed")) == 3
+    monkeypatch.setenv("FTSLURM_FAULTS", "enospc@persist:step=8")
+    assert not trainer.checkpointer.emergency_save(8, POSITION, deadline_s=0.3)
+    monkeypatch.setenv("FTSLURM_FAULTS", "eio@persist:step=9")
+    assert not trainer.checkpointer.emergency_save(9, POSITION, deadline_s=DEADLINE_S)
+    assert len([1 for event in trainer.reported("save_failed") if event["step"] == 9]) == 1
 
 
 def test_an_error_of_the_background_thread_is_not_lost(tmp_path, monkeypatch):

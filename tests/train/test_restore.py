@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from test_checkpointer import Trainer, damage, same
 
+from ftslurm import files
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import CheckpointError
 from ftslurm.run.attempts import AdoptedStep
@@ -81,13 +83,13 @@ def test_a_record_that_fails_one_rank_after_rank_0_has_read_it_rejects_nothing(
 def test_a_shard_that_cannot_be_read_now_rejects_nothing(
     tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftslurm.checkpoint import shard
+    from ftslurm.checkpoint import reading
 
     def broken(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     second = Trainer(tmp_path, seed=1, attempt=2)
-    monkeypatch.setattr(shard, "read_at", broken)
+    monkeypatch.setattr(reading, "read_at", broken)
     with pytest.raises(StorageError, match="step 2 cannot be read now .rank 0 on .*Input/output"):
         second.checkpointer.restore(adopted(saved))
     assert second.steps() == [FIRST, SECOND]
@@ -95,6 +97,33 @@ def test_a_shard_that_cannot_be_read_now_rejects_nothing(
     third = Trainer(tmp_path, seed=1, attempt=3)
     assert third.checkpointer.restore(adopted(saved)).step == 2
     assert same(saved.values(), third.values())
+
+
+@pytest.mark.parametrize("name", ["COMMITTED", "manifest.json", "index-00000.json"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT, errno.EIO])
+def test_a_record_that_comes_into_sight_late_costs_no_step(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    monkeypatch.setattr(files, "VIEW_LAG_S", 30.0)
+    monkeypatch.setattr(files, "STUMBLE_S", 30.0)
+    known = adopted(saved)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    break_reading(monkeypatch, name, number, times=2)
+    assert second.checkpointer.restore(known).step == 2
+    assert not second.reported("rejected")
+
+
+def test_an_adopted_step_is_waited_for(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "VIEW_LAG_S", 30.0)
+    known, step = adopted(saved), saved.layout.steps / SECOND
+    step.rename(tmp_path / SECOND)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    comes = threading.Timer(0.5, lambda: (tmp_path / SECOND).rename(step))
+    comes.start()
+    assert second.checkpointer.restore(known).step == 2
+    comes.join()
 
 
 def test_a_shard_that_rank_0_misses_too_is_damage(tmp_path: Path, saved: Trainer) -> None:

@@ -74,9 +74,7 @@ def test_a_save_is_due_by_steps_or_by_the_clock_but_not_by_a_word_said_before_th
 ) -> None:
     from ftslurm.train.stop import save_is_due
 
-    answer = save_is_due(
-        step, interval_steps=interval_steps, asked=asked, saved_step=saved_step
-    )
+    answer = save_is_due(step, interval_steps=interval_steps, asked=asked, saved_step=saved_step)
     assert answer is due
 
 
