@@ -55,6 +55,22 @@ def test_pyxis_gets_the_run_directory_at_its_own_place_and_the_mounts_of_the_use
     assert "--container-workdir=/runs/r/code" in argv
 
 
+def test_pyxis_gets_live_code_at_its_own_place_and_starts_the_ranks_in_it():
+    cluster = ClusterSpec(container_image="image", mounts=["/d:/d"])
+    code = [Path("/home/me/repo"), Path("/opt/ftslurm")]
+    argv = ranks_argv(
+        cluster, python="p", run_dir=RUN, workdir=Path("/home/me/repo/exp"), code=code
+    )
+    mounts = "/home/me/repo:/home/me/repo,/opt/ftslurm:/opt/ftslurm,/runs/r:/runs/r,/d:/d"
+    assert f"--container-mounts={mounts}" in argv
+    assert "--container-workdir=/home/me/repo/exp" in argv
+
+
+def test_the_process_of_each_node_is_started_through_the_plugin_that_ranks_are():
+    assert "--mpi=none" in nodes_argv(ClusterSpec(mpi="none"))
+    assert not [option for option in nodes_argv(ClusterSpec()) if "mpi" in option]
+
+
 def test_an_argv_of_this_machine_names_the_log_folder_once_and_ends_before_the_rank_command():
     argv = ranks(scheduler="local", tasks_per_node=2)
     assert argv[:3] == ["/x/python", "-m", "ftslurm.scheduler.local_ranks"]

@@ -9,6 +9,7 @@ import pytest
 
 from ftslurm.run.modules import (
     Change,
+    Copied,
     Module,
     changed_sentence,
     changes,
@@ -17,6 +18,8 @@ from ftslurm.run.modules import (
     look,
     merged,
     node_sentence,
+    parted,
+    rebuilt_sentence,
 )
 
 
@@ -107,10 +110,39 @@ def test_files_of_the_runs_copy_are_compared_with_what_was_copied():
         "new": module("2", file="/run/code/new.py"),
         "alien": module("2", file="/venv/pkg/mine.py"),
     }
-    copied = {"pkg/mine.py": "1", "pkg/seen.py": "1"}
-    before = expected(now, {"seen": module("2", 4)}, copied, ["/other", "/run/code"])
+    copied = Copied({"pkg/mine.py": "1", "pkg/seen.py": "1"}, ("/other", "/run/code"))
+    before = expected(now, {"seen": module("2", 4)}, copied)
     assert changes(now, before) == [Change("mine", "/run/code/pkg/mine.py", 0)]
     assert before["seen"].attempt == 4 and set(before) == {"mine", "seen"}
+
+
+SO = ".cpython-311-x86_64-linux-gnu.so"
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "is_rebuilt"),
+    [
+        ("/run/code/pkg/x.so", "/run/code/pkg/x.so", False),  # taken along: nobody builds it
+        ("/link/code/pkg/x.so", "/run/code/pkg/x.so", False),
+        ("/run/code/pkg/x.so", "/venv/pkg/x.so", True),
+        ("/run/code/build/x.so", "/run/code/build/x.so", True),  # built there by the run
+        ("/tmp/ops/x.so", "/tmp/ops/x.so", True),
+        ("/sw/zen2/torch/_C.so", "/sw/skylake/torch/_C.so", True),
+        ("/sw/zen2/numpy/__config__.py", "/sw/skylake/numpy/__config__.py", True),
+        ("/run/code/pkg/a.py", "/run/code/pkg/a.py", False),
+        ("/sw/zen2/torch/nn.py", "/sw/skylake/torch/nn.py", False),
+        ("/sw/zen2/torch/nn.pyc", "/sw/skylake/torch/nn.pyc", False),
+        ("/venv/bin/train", "/venv/bin/train", False),
+    ],
+)
+def test_a_build_counts_only_as_the_one_file_that_was_taken_along(now, before, is_rebuilt):
+    now, before = now.replace("x.so", f"x{SO}"), before.replace("x.so", f"x{SO}")
+    files = {f"pkg/x{SO}": "1", "pkg/a.py": "1"}
+    theirs, mine = {"m": module("1", file=before)}, {"m": module("2", file=now)}
+    found = changes(mine, theirs)
+    assert len(found) == 1
+    expect = ([], found) if is_rebuilt else (found, [])
+    assert parted(found, mine, theirs, Copied(files, ("/run/code", "/link/code"))) == expect
 
 
 def test_the_sentences_name_module_file_since_when_and_what_to_do():
@@ -125,4 +157,7 @@ def test_the_sentences_name_module_file_since_when_and_what_to_do():
     )
     assert node_sentence(few[:1], node="n7", other="n1").startswith(
         "module `pkg.a` (`/run/code/pkg/a.py`) on node n7 is not the one on n1; "
+    )
+    assert rebuilt_sentence(few[:1], node="n7", other="n1").endswith(
+        "on node n7 is another build than on n1; each goes on with its own"
     )

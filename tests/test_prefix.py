@@ -1,5 +1,6 @@
 """A rank behind a container's words: signals reach it, its code comes back."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from ftslurm.scheduler.process import ProcessName
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,12 +41,28 @@ PREFIXES = {
 }
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """With the first process, only its own child is killed; a rank that `sh` started is not."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+
 def prefixed(words, *command):
     if words and words[0] == "bwrap" and not _bwrap_works():
         pytest.skip("bwrap is not installed, or may not make namespaces here")
     argv = [sys.executable, "-m", "ftslurm.node.prefix", *words, *command]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(argv, env=environ, start_new_session=True)
+    process = subprocess.Popen(argv, env=environ, start_new_session=True)
+    STARTED.append(process)
+    return process
 
 
 def _bwrap_works():
@@ -97,8 +116,6 @@ def test_a_signal_that_comes_while_the_rank_starts_is_kept_for_it(tmp_path):
     wait_for(lambda: children(process.pid), "no sh")
     os.killpg(process.pid, signal.SIGUSR1)
     wait_for(lambda: lines(said) == ["up", "SIGUSR1"], lines(said))
-    process.kill()
-    process.wait(20)
 
 
 def children(pid):
@@ -113,6 +130,26 @@ def test_the_command_dies_with_its_first_process(tmp_path):
     process.kill()
     process.wait(20)
     wait_for(lambda: not Path(f"/proc/{child}").exists(), "the rank outlives it")
+
+
+# PR_SET_NAME (prctl(2)) with bytes that are no UTF-8, and a parenthesis.
+ODDLY_NAMED = r"import ctypes; assert not ctypes.CDLL(None).prctl(15, b'\xff) \xfe', 0, 0, 0)"
+
+
+def test_a_process_of_any_name_neither_ends_nor_hides_the_rank(tmp_path):
+    """Looked at are all processes of the node, the rank among them."""
+    said = tmp_path / "said"
+    process = prefixed([], sys.executable, "-c", f"{ODDLY_NAMED}\n{RANK}", str(said), "0")
+    wait_for(lambda: lines(said) == ["up"], "the rank did not start")
+    (child,) = children(process.pid)
+    assert b"\xff) \xfe" in Path(f"/proc/{child}/stat").read_bytes()
+    name = ProcessName.of(int(child))
+    assert name is not None and name.is_alive
+    process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: "SIGUSR1" in lines(said) or process.poll() is not None, lines(said))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
+    assert not name.is_alive
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])

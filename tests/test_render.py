@@ -95,10 +95,22 @@ def test_bash_and_shellcheck_accept_the_script(name, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    "inside", [{}, {"container": ["env"]}, {"container_image": "i", "rank_python": "python3"}]
+)
+def test_an_interpreter_of_the_archive_is_checked_only_where_it_can_be_run(inside):
+    """In a container's archive bin/python may link to what only the image has."""
+    text = rendered(spec(environment="/shared/env.tar", **inside), environment=UNPACKED)
+    (line,) = (line for line in text.splitlines() if "ftslurm.node.unpack" in line)
+    words = line.partition("ftslurm.node.unpack ")[2].split()
+    checked = [] if inside else [f"{UNPACKED.folder}/bin/python"]
+    assert words == ["/shared/env.tar", str(UNPACKED.folder), *checked, "&"]
+
+
 def test_the_body_of_the_script_is_short():
     lines = rendered(SPECS["slurm"]).splitlines()
     body = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    assert len(body) < 60
+    assert len(body) < 70
 
 
 def header(chosen):

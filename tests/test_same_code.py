@@ -1,17 +1,22 @@
 """A run's modules are compared between its nodes and with its earlier attempts."""
 
+import errno
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fakes.project import Run as LeftRun
 from fakes.project import make_project, overrides
 
+from ftslurm import files
 from ftslurm.errors import CodeError, RunError
 from ftslurm.files import read_json, write_json
 from ftslurm.run import same_code
@@ -38,6 +43,16 @@ def load(folder, name, text="x = 1\n"):
     return module
 
 
+def compiled(folder, name, data):
+    """A module of compiled code, as far as a look at its file can tell."""
+    path = folder / f"{name}{EXTENSION_SUFFIXES[0]}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    return module
+
+
 class Run:
     """A run directory whose ranks have imported what a test says."""
 
@@ -53,11 +68,12 @@ class Run:
         }  # fmt: skip
         write_json(self.layout.run_json, self.records)
 
-    def attempt(self, number, *, rank=0, local_rank=0, node="n1", **texts):
-        """What check_alone says of a rank with modules of these texts."""
+    def attempt(self, number, *, rank=0, local_rank=0, node="n1", ops=None, **texts):
+        """What check_alone says of a rank with modules of these texts, and with compiled `ops`."""
         paths = self.layout.attempt(number)
         paths.ranks.mkdir(parents=True, exist_ok=True)
         loaded = {name: load(self.code, name, text) for name, text in texts.items()}
+        loaded.update({"ops": ops} if ops else {})
         self.monkeypatch.setattr(same_code, "look", lambda attempt: look(attempt, loaded))
         env = RankEnvironment.read(
             {
@@ -114,8 +130,8 @@ def test_a_copy_that_was_changed_before_the_first_attempt_is_noticed(run):
 
 def test_a_programs_source_is_held_to_what_was_copied_though_no_rank_imports_it(run):
     digest = look(0, {"train": load(run.code, "train", "x = 1\n")})["train"].sha256
-    files = {"train.py": digest, "log.txt": "0" * 64, "gone.py": "0" * 64}
-    write_json(run.layout.code_json, {"schema_version": 1, "files": files})
+    copied = {"train.py": digest, "log.txt": "0" * 64, "gone.py": "0" * 64}
+    write_json(run.layout.code_json, {"schema_version": 1, "files": copied})
     (run.code / "log.txt").write_text("what a program may write")
     spec = to_dict(RunSpec(program=["python", "train.py"]))
     write_json(run.layout.run_json, {**run.records, "spec": spec})
@@ -179,6 +195,99 @@ def test_the_first_nodes_word_is_never_replaced(run):
     assert not same_code._create(paths.first_modules_json, b"other")
     assert read_json(paths.first_modules_json)["node"] == "n1"
     assert list(paths.root.glob(".modules*")) == []
+
+
+def events(paths):
+    return [{**row, "at": 0} for row in read_events(paths)]
+
+
+@pytest.mark.parametrize("places", [("ops", "ops"), ("zen2", "skylake"), ("run/code", "run/code")])
+def test_what_is_built_anew_on_each_node_is_noted_and_the_run_goes_on(tmp_path, run, places):
+    write_json(run.layout.code_json, {"schema_version": 1, "files": {"a.py": "0" * 64}})
+    run.attempt(1, ops=compiled(tmp_path / places[0], "ops", b"zen2"))
+    paths = run.attempt(2, ops=compiled(tmp_path / places[1], "ops", b"skylake"))
+    assert events(paths) == [
+        {"kind": "code_changed", "modules": ["ops"], "num_changed": 1, "at": 0}
+    ]
+    assert run.kept(2) == {"ops": 2}
+
+
+def test_a_compiled_module_that_was_taken_along_is_held_to_its_copy(run):
+    module = compiled(run.code, "ops", b"1")
+    digest = look(0, {"ops": module})["ops"].sha256
+    copied = {Path(module.__file__).name: digest}
+    write_json(run.layout.code_json, {"schema_version": 1, "files": copied})
+    run.attempt(1, ops=module)
+    with pytest.raises(CodeError, match="module `ops` .* since attempt 1"):
+        run.attempt(2, ops=compiled(run.code, "ops", b"2"))
+
+
+def test_beside_what_is_built_anew_other_source_still_ends_the_run(tmp_path, run):
+    run.attempt(1, ops=compiled(tmp_path, "ops", b"1"), a="x = 1\n")
+    with pytest.raises(CodeError, match=r"module `a` \(.*\) has changed since attempt 1; put"):
+        run.attempt(2, ops=compiled(tmp_path, "ops", b"2"), a="x = 2\n")
+
+
+@pytest.mark.parametrize("code", ["frozen", "live"])
+def test_nodes_with_builds_of_their_own_train_together(tmp_path, monkeypatch, capsys, code):
+    run = Run(tmp_path / "run", monkeypatch, code=code)
+    run.attempt(1, rank=2, node="n2", ops=compiled(tmp_path, "ops", b"2"))
+    run.attempt(1, rank=4, node="n3", ops=compiled(tmp_path, "ops", b"3"))
+    assert "`ops` (" in (err := capsys.readouterr().err)
+    assert "on node n3 is another build than on n2; each goes on with its own" in err
+    paths = run.attempt(1, ops=compiled(tmp_path, "ops", b"1"))
+    event = {"kind": "code_changed", "modules": ["ops"], "num_changed": 1}
+    assert events(paths) == [{**event, "nodes": ["n2"], "num_nodes": 1, "at": 0}]
+    assert run.kept(1) == {"ops": 1}
+
+
+def refuse(monkeypatch, number):
+    def link(source, target):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_there_are_no_links_the_nodes_are_compared_all_the_same(run, monkeypatch, number):
+    refuse(monkeypatch, number)
+    paths = run.attempt(1, a="x = 1\n")
+    assert read_json(paths.first_modules_json)["node"] == "n1"
+    with pytest.raises(CodeError, match="on node n2 is not the one on n1"):
+        run.attempt(1, rank=2, node="n2", a="x = 2\n")
+    assert not same_code._create(paths.first_modules_json, b"other")
+    assert list(paths.root.glob(".*")) == []
+
+
+def test_without_links_the_second_waits_until_the_first_has_written(run, monkeypatch):
+    refuse(monkeypatch, errno.EPERM)
+    monkeypatch.setattr(files, "VIEW_LAG_S", 60.0)
+    paths = run.layout.attempt(1)
+    paths.first_modules_json.with_suffix(".taken").mkdir(parents=True)
+    digest = look(0, {"a": load(run.code, "a")})["a"].sha256
+    row = {"file": "/a.py", "sha256": digest[::-1], "attempt": 1}
+    record = {"schema_version": 1, "node": "n1", "modules": {"a": row}}
+    writer = threading.Timer(0.5, write_json, (paths.first_modules_json, record))
+    writer.start()
+    with pytest.raises(CodeError, match="on node n2 is not the one on n1"):
+        run.attempt(1, rank=2, node="n2", a="x = 1\n")
+    writer.join()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_takes_no_digests_costs_the_comparison_only(run, monkeypatch, capsys, number):
+    refuse(monkeypatch, number)
+    paths = run.attempt(1, a="x = 1\n")
+    says = "the modules of node n1 are not compared with the other nodes'"
+    assert f"ftslurm: warning: {says}" in capsys.readouterr().err
+    assert not paths.first_modules_json.exists() and run.kept(1) == {"a": 1}
+
+
+def test_a_disk_that_takes_no_event_does_not_end_the_attempt(tmp_path, run, monkeypatch, capsys):
+    run.attempt(1, ops=compiled(tmp_path, "ops", b"1"))
+    monkeypatch.setenv("FTSLURM_FAULTS", "enospc@append")
+    run.attempt(2, ops=compiled(tmp_path, "ops", b"2"))
+    assert "the event code_changed of ['ops'] is not kept" in capsys.readouterr().err
 
 
 class Chain:

@@ -1,6 +1,5 @@
 """The ranks' environment on a node: whole, once, ours, or a sentence."""
 
-import json
 import os
 import shutil
 import signal
@@ -15,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from ftslurm.errors import RunError, SpecError
-from ftslurm.files import read_json
+from ftslurm.files import read_json, write_json
 from ftslurm.node import unpack
 from ftslurm.node.environment import find_environment
 from ftslurm.node.unpack import AskedToLeave, provide
+from ftslurm.recovery.evidence import read_evidence, read_history
+from ftslurm.recovery.policy import REQUEUED, RESTART, decide
 from ftslurm.run.attempts import STOPPED, AdoptedStep, Attempt, claim, read_outcome
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import ClusterSpec
+from ftslurm.run.rank import RankEnvironment, write_rank_error
+from ftslurm.run.spec import ClusterSpec, RunSpec, to_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITE = {"env.tar": "w", "env.tar.gz": "w:gz", "env.tgz": "w:gz", "env.tar.xz": "w:xz"}
@@ -163,6 +165,67 @@ def test_an_archive_without_an_interpreter_at_its_top_is_named(packed, node, tmp
         unpacked(found(tmp_path / "deep.tar", node))
 
 
+@pytest.mark.parametrize("gone", ["a file", "the bytes of one", "a link", "a folder", "the stamp"])
+def test_a_folder_that_lost_something_is_unpacked_again(packed, node, gone):
+    """As systemd-tmpfiles, or a node without power, leaves it."""
+    environment = found(packed(), node)
+    unpacked(environment)
+    folder = environment.folder
+    if gone == "a file":
+        (folder / "lib" / "module.py").unlink()
+    elif gone == "the bytes of one":
+        (folder / "lib" / "module.py").write_text("")
+    elif gone == "a link":
+        (folder / "bin" / "python").unlink()
+    elif gone == "a folder":
+        shutil.rmtree(folder / "lib")
+    else:
+        (stamp,) = folder.glob(".ftslurm-*")
+        stamp.unlink()
+    assert unpacked(environment) is True
+    assert (folder / "lib" / "module.py").read_text() == "x = 1\n"
+    subprocess.run([environment.python, "-c", ""], check=True)
+    assert unpacked(environment) is False
+    assert {path.name for path in node.iterdir()} == {folder.name, f"{folder.name}.lock"}
+
+
+def test_what_programs_have_added_to_the_folder_does_not_count(packed, node):
+    environment = found(packed(), node)
+    unpacked(environment)
+    cache = environment.folder / "lib" / "__pycache__"
+    cache.mkdir()
+    (cache / "module.cpython-311.pyc").write_text("")
+    (environment.folder / "lib" / "downloaded").write_text("")
+    assert unpacked(environment) is False
+    shutil.rmtree(cache)
+    assert unpacked(environment) is False
+
+
+def test_to_look_through_a_thousand_files_takes_a_few_hundredths_of_a_second(
+    packed, node, tmp_path
+):
+    """An environment with torch has some 30,000."""
+    for number in range(1000):
+        (tmp_path / "venv" / "lib" / f"{number}.py").touch()
+    environment = found(packed(), node)
+    unpacked(environment)
+    began = time.process_time()
+    assert unpacked(environment) is False
+    assert time.process_time() - began < 0.033
+
+
+def test_an_interpreter_that_only_a_container_has_is_no_fault_of_the_archive(
+    packed, node, tmp_path
+):
+    link = tmp_path / "venv" / "bin" / "python"
+    link.unlink()
+    link.symlink_to("/inside/only/python")
+    environment = found(packed(), node)
+    with pytest.raises(RunError, match="cannot be run"):
+        unpacked(environment)
+    assert provide(environment, python=None, leave=stay) is False
+
+
 @pytest.mark.parametrize("made", ["writable", "link", "file", "foreign"])
 def test_a_folder_that_somebody_else_could_have_made_is_never_used(packed, node, tmp_path, made):
     environment = found(packed(), node)
@@ -208,23 +271,48 @@ def test_what_is_no_archive_is_refused_at_submit(tmp_path, name, says):
         find_environment(ClusterSpec(environment=name), tmp_path)
 
 
+def new_run(tmp_path):
+    """In its second attempt, on two nodes of four ranks."""
+    layout = RunLayout(tmp_path / "run")
+    layout.attempts.mkdir(parents=True)
+    for steps in ([], [AdoptedStep(40, "d")]):
+        claim(layout, Attempt(0, "7", 0, ["n1", "n2"], 0.0, adopted=steps))
+    spec = RunSpec(cluster=ClusterSpec(nodes=2, tasks_per_node=4))
+    write_json(layout.run_json, {
+        "schema_version": 1, "run_id": "r", "created_at": 0.0, "scheduler": "local",
+        "spec": to_dict(spec),
+    })  # fmt: skip
+    return layout
+
+
+def task_environment(layout, *, rank):
+    return {
+        **os.environ, "PYTHONPATH": str(ROOT), "FTSLURM_RUN_DIR": str(layout.root),
+        "FTSLURM_ATTEMPT": "2", "FTSLURM_TASKS_PER_NODE": "4", "MASTER_ADDR": "n1",
+        "MASTER_PORT": "20000", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": "0", "SLURMD_NODENAME": f"n{rank + 1}",
+    }  # fmt: skip
+
+
 class Task:
     """The program as the batch script starts it, in a run's second attempt."""
 
-    def __init__(self, tmp_path, environment, *, rank=0):
-        self.layout = RunLayout(tmp_path / "run")
-        self.layout.attempts.mkdir(parents=True)
-        for steps in ([], [AdoptedStep(40, "d")]):
-            claim(self.layout, Attempt(0, "7", 0, ["n1", "n2"], 0.0, adopted=steps))
-        environ = {
-            **os.environ, "PYTHONPATH": str(ROOT), "FTSLURM_RUN_DIR": str(self.layout.root),
-            "FTSLURM_ATTEMPT": "2", "FTSLURM_TASKS_PER_NODE": "4", "MASTER_ADDR": "n1",
-            "MASTER_PORT": "20000", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": "0", "SLURMD_NODENAME": f"n{rank + 1}",
-        }  # fmt: skip
+    def __init__(self, tmp_path, environment, *, rank=0, layout=None):
+        self.layout = layout or new_run(tmp_path)
+        environ = task_environment(self.layout, rank=rank)
         words = [str(environment.archive), str(environment.folder), environment.python]
         argv = [sys.executable, "-m", "ftslurm.node.unpack", *words]
         self.process = subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True)
+
+    def wait_for_lock(self):
+        """Its handlers are in place before it opens the lock."""
+        fds = Path(f"/proc/{self.process.pid}/fd")
+        deadline = time.monotonic() + 20
+        while not any(
+            str(fd.readlink()).endswith(".lock") for fd in fds.iterdir() if fd.is_symlink()
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def end(self):
         _, said = self.process.communicate(timeout=30)
@@ -249,22 +337,59 @@ def test_success_says_how_long_it_took_and_a_second_attempt_says_nothing(packed,
     assert Task(tmp_path / "b", environment).end() == (0, "")
 
 
-@pytest.mark.parametrize("name", ["TERM", "USR1"])
-def test_asked_to_leave_it_says_so_for_ranks_that_have_not_begun(packed, node, tmp_path, name):
+@pytest.fixture
+def asked_to_leave(packed, node, tmp_path):
+    """Sends a signal to the program on each of `ranks` while it waits; the run's folder."""
     environment = found(packed(), node)
-    lock = os.open(f"{environment.folder}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-    unpack.fcntl.flock(lock, unpack.fcntl.LOCK_EX)  # as another job that unpacks it
-    task = Task(tmp_path, environment)
-    # Its handlers are in place before it opens the lock.
-    fds = Path(f"/proc/{task.process.pid}/fd")
-    deadline = time.monotonic() + 20
-    while not any(str(fd.readlink()).endswith(".lock") for fd in fds.iterdir() if fd.is_symlink()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    task.process.send_signal(signal.Signals[f"SIG{name}"])
-    code, said = task.end()
-    os.close(lock)
-    assert code == 75 and f"on SIG{name}" in said, said
-    outcome = read_outcome(task.layout.attempt(2))
+
+    def ask(name, ranks):
+        layout = new_run(tmp_path)
+        lock = os.open(f"{environment.folder}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        unpack.fcntl.flock(lock, unpack.fcntl.LOCK_EX)  # as another job that unpacks it
+        tasks = [Task(tmp_path, environment, rank=rank, layout=layout) for rank in ranks]
+        for task in tasks:
+            task.wait_for_lock()
+        for task in tasks:
+            task.process.send_signal(signal.Signals[f"SIG{name}"])
+        for task in tasks:
+            code, said = task.end()
+            assert code == 75 and f"on SIG{name}" in said and "Traceback" not in said, said
+        os.close(lock)
+        return layout
+
+    return ask
+
+
+def decision(layout, *, term=False):
+    evidence = read_evidence(layout, 2, rc=75, term=term)
+    return decide(read_history(layout, 2), evidence, max_failures=3)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("USR1", [0]), ("USR2", [1]), ("USR1", [0, 1])])
+def test_whichever_node_leaves_when_it_is_asked_to_says_so_for_ranks_that_have_not_begun(
+    asked_to_leave, name, ranks
+):
+    layout = asked_to_leave(name, ranks)
+    outcome = read_outcome(layout.attempt(2))
     assert (outcome.result, outcome.step, outcome.committed_step) == (STOPPED, 40, 40)
-    assert json.loads(task.layout.attempt(2).outcome_json.read_text())["signal"] == f"SIG{name}"
+    assert outcome.signal == f"SIG{name}"
+    decided = decision(layout)
+    assert (decided.action, decided.failures_in_a_row) == (REQUEUED, 0)
+
+
+def test_a_node_that_failed_is_not_hidden_by_the_others_that_srun_then_ends(asked_to_leave):
+    layout = asked_to_leave("TERM", [0])
+    environ = {**task_environment(layout, rank=1), "SLURM_NODEID": "1"}
+    error = RunError("cluster.environment `env.tar` cannot be unpacked")
+    write_rank_error(RankEnvironment.read({**environ, "SLURM_PROCID": "4"}), error, step=None)
+    assert read_outcome(layout.attempt(2)) is None
+    decided = decision(layout)
+    assert (decided.action, decided.failures_in_a_row) == (RESTART, 1)
+    assert "rank 4 on n2 failed first" in decided.reason
+    assert "`env.tar` cannot be unpacked" in decided.reason
+
+
+def test_a_job_that_is_told_to_end_while_it_unpacks_has_not_failed(asked_to_leave):
+    layout = asked_to_leave("TERM", [0, 1])
+    decided = decision(layout, term=True)
+    assert (decided.action, decided.failures_in_a_row) == (REQUEUED, 0)

@@ -106,7 +106,7 @@ def _tree(root: int) -> list[int]:
 
 def _parent(entry: Path) -> int:
     try:
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        return int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
     except _NOT_SEEN:
         return 0
 
@@ -114,10 +114,10 @@ def _parent(entry: Path) -> int:
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler of its own for the signal."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except _NOT_SEEN:
         return False
-    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith(b"SigCgt:"))
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 

@@ -1,9 +1,10 @@
-"""`python -m ftslurm.node.unpack ARCHIVE FOLDER PYTHON`: the ranks' environment on this node.
+"""`python -m ftslurm.node.unpack ARCHIVE FOLDER [PYTHON]`: the ranks' environment on this node.
 
-The batch script starts it on every node before the ranks of an attempt. FOLDER is whole or absent:
-it is unpacked beside its place and renamed, by one process at a time. A folder that somebody else
-could have made or changed is never used. Asked to leave, it leaves between two files and says so
-for the ranks, which have not begun; a failure is left where a rank would leave its own.
+The batch script starts it on every node before the ranks of an attempt. FOLDER is unpacked beside
+its place and renamed, by one process at a time, and never used when something of it has gone since,
+or when somebody else could have made or changed it. Asked by USR1 or USR2 to leave, it leaves
+between two files and says so for the ranks, which have not begun; a failure is left where a rank
+would leave its own. PYTHON is the ranks' interpreter, to be checked where it can be run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import json
 import lzma
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -23,7 +26,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from ftslurm.errors import RANK_DONE, RANK_FAILED, RANK_STOPPED, RunError
 from ftslurm.node.environment import TAR, Environment, folder_name
@@ -31,6 +34,9 @@ from ftslurm.run.attempts import STOPPED, Outcome, read_attempt, write_outcome
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 
 _TICK_S = 0.1
+
+_STAMP = ".ftslurm-unpacked.json"
+"""In the folder: what was unpacked there, by name and size."""
 
 Leave = Callable[[], bool]
 """True once this process has been asked to leave."""
@@ -42,7 +48,8 @@ class AskedToLeave(Exception):
 
 def main(argv: list[str]) -> int:
     stop_flag.install()
-    archive, folder, python = argv
+    archive, folder, *further = argv
+    python = further[0] if further else None
     # The local scheduler starts no job step for it.
     environ = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", **os.environ}
     env = RankEnvironment.read(environ)
@@ -64,19 +71,21 @@ def main(argv: list[str]) -> int:
     return RANK_DONE
 
 
-def provide(environment: Environment, *, python: str, leave: Leave) -> bool:
-    """Make sure that the folder is there, whole and ours; True when this call has unpacked it."""
+def provide(environment: Environment, *, python: Optional[str], leave: Leave) -> bool:
+    """Make sure that the folder is there, whole and ours; True when this call has unpacked it.
+    `python`: the ranks' interpreter, None where it can be run inside their container only."""
     folder = environment.folder
     try:
         _check_parent(folder.parent)
-        unpacked = not _is_there(folder) and _unpack_once(environment, leave)
+        unpacked = not _is_whole(folder) and _unpack_once(environment, leave)
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         raise RunError(
             f"cluster.environment `{environment.archive}` cannot be unpacked into `{folder}` "
             f"({error}); look at the archive and at the space there, or name another "
             "cluster.environment_dir"
         ) from None
-    if Path(python).is_relative_to(folder) and not os.access(python, os.X_OK):
+    inside = python is not None and Path(python).is_relative_to(folder)
+    if python is not None and inside and not os.access(python, os.X_OK):
         raise RunError(
             f"`{python}` is not there or cannot be run: the archive needs bin/python at its top "
             "(`tar -C VENV -cf FILE .`), the interpreter it links to has to exist on the node, and "
@@ -114,10 +123,36 @@ def _is_there(folder: Path) -> bool:
     return True
 
 
+def _is_whole(folder: Path) -> bool:
+    """There, with all that was unpacked, at the size it had.
+
+    Cleaners of /tmp (systemd-tmpfiles: what nobody has read or changed for ten days) take single
+    files, a node that lost power may keep names without their bytes.
+    """
+    if not _is_there(folder):
+        return False
+    try:
+        unpacked: dict[str, int] = json.loads((folder / _STAMP).read_text())
+        return unpacked.items() <= dict(_entries(folder)).items()
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _entries(folder: Path, place: str = "") -> Iterator[tuple[str, int]]:
+    """Names and sizes of all that an interpreter does not write itself."""
+    with os.scandir(folder / place) as found:
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != "__pycache__":
+                    yield from _entries(folder, f"{place}{entry.name}/")
+            else:
+                yield f"{place}{entry.name}", entry.stat(follow_symlinks=False).st_size
+
+
 def _unpack_once(environment: Environment, leave: Leave) -> bool:
     folder = environment.folder
     with _locked(folder.with_name(f"{folder.name}.lock"), leave):
-        if _is_there(folder):  # unpacked by the one who had the lock before
+        if _is_whole(folder):  # unpacked by the one who had the lock before
             return False
         if folder_name(environment.archive) != folder.name:
             raise RunError(
@@ -126,15 +161,31 @@ def _unpack_once(environment: Environment, leave: Leave) -> bool:
             )
         for leftover in folder.parent.glob(f"{folder.name}.tmp-*"):
             shutil.rmtree(leftover)  # of one that was killed: we hold the lock
-        building = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+        building = _folder_beside(folder)
         try:
             _extract(environment.archive, building, leave)
+            (building / _STAMP).write_text(json.dumps(dict(_entries(building))))
             building.chmod(0o700)
-            building.rename(folder)
+            _put_in_place(building, folder)
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
     return True
+
+
+def _folder_beside(folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+
+
+def _put_in_place(building: Path, folder: Path) -> None:
+    """In place of one that is no longer whole, which ranks of another job may be running from."""
+    if not _is_there(folder):
+        building.rename(folder)
+        return
+    old = _folder_beside(folder)
+    folder.rename(old)
+    building.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -229,11 +280,19 @@ def _pause(leave: Leave) -> None:
 
 
 def _leave_word(env: RankEnvironment) -> None:
-    """No step was trained and none is lost: what stopped ranks would have left."""
-    if env.rank == 0:
-        adopted = read_attempt(env.layout, env.attempt).adopted
-        step = max((item.step for item in adopted), default=0)
-        outcome = Outcome(STOPPED, step, step, stop_flag.signal_name, written_at=time.time())
+    """No step was trained and none is lost: what stopped ranks would have left.
+
+    Not on TERM. srun --kill-on-bad-exit sends it to the others when one node has failed, and no
+    word may hide that; of a job that is told to end, the batch shell hears by itself.
+    """
+    if stop_flag.signal_number == signal.SIGTERM:
+        return
+    adopted = read_attempt(env.layout, env.attempt).adopted
+    step = max((item.step for item in adopted), default=0)
+    outcome = Outcome(STOPPED, step, step, stop_flag.signal_name, written_at=time.time())
+    # Several nodes may leave at once: one word is enough, and of two in one moment, which each
+    # replace the file as a whole, either will do.
+    with contextlib.suppress(RunError):
         write_outcome(env.attempt_layout, outcome)
 
 

@@ -4,6 +4,11 @@ Comparing is pure. `look` reads the files that sys.modules names, never what the
 came with, and imports and runs nothing: a module that would load itself when touched is not
 touched. Not seen: what has no file of its own, shared libraries that a module loads (their package
 changes with them), what is imported later.
+
+What a build writes, compiled modules first, is no text that a person changes: it differs because it
+was made for another processor (ops built on each node with -march=native, a site's software tree
+per kind of node) while the source beside it is the same. So it counts only as a file that the run
+took along at submit and imports from its copy, of which there is one.
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import PurePath
 from types import ModuleType
 from typing import Optional
 
@@ -22,6 +29,8 @@ _READERS = 8
 """Some 1,500 files for torch: what a shared file system takes for each to open overlaps."""
 _INSTALLED = ("site-packages", "dist-packages")
 _SHOWN = 3
+_BUILT = "__config__.py"
+"""numpy's and scipy's: compilers, paths and CPU features of the build."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,24 @@ class Change:
     file: str
     since: int
     """Attempt that had it otherwise, 0: at submit."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What the run took along when it was submitted."""
+
+    sha256: Mapping[str, str]
+    """By name below the root."""
+    roots: tuple[str, ...]
+    """The folder that ranks import it from, by all its names."""
+
+    def name(self, file: str) -> Optional[str]:
+        """Name of a file that was taken along, None for any other."""
+        for root in self.roots:
+            prefix = os.path.join(root, "")  # noqa: PTH118
+            if file.startswith(prefix) and file[len(prefix) :] in self.sha256:
+                return file[len(prefix) :]
+        return None
 
 
 def look(attempt: int, modules: Optional[Mapping[str, object]] = None) -> dict[str, Module]:
@@ -99,23 +126,18 @@ def _digest(file: str) -> Optional[str]:
 
 
 def expected(
-    now: Mapping[str, Module],
-    earlier: Mapping[str, Module],
-    copied: Mapping[str, str],
-    roots: Iterable[str],
+    now: Mapping[str, Module], earlier: Mapping[str, Module], copied: Copied
 ) -> dict[str, Module]:
-    """What the modules of `now` were before: in an earlier attempt, else at submit, when the files
-    `copied` (name below one of `roots` -> sha256) were taken along. New modules are left out."""
+    """What the modules of `now` were before: in an earlier attempt, else at submit. New modules are
+    left out."""
     before: dict[str, Module] = {}
-    prefixes = tuple(os.path.join(root, "") for root in roots)  # noqa: PTH118
     for name, module in now.items():
         if name in earlier:
             before[name] = earlier[name]
             continue
-        for prefix in prefixes:
-            digest = copied.get(module.file[len(prefix) :])
-            if module.file.startswith(prefix) and digest is not None:
-                before[name] = Module(module.file, digest, 0)
+        source = copied.name(module.file)
+        if source is not None:
+            before[name] = Module(module.file, copied.sha256[source], 0)
     return before
 
 
@@ -126,6 +148,24 @@ def changes(now: Mapping[str, Module], before: Mapping[str, Module]) -> list[Cha
         for name in sorted(now.keys() & before.keys())
         if now[name].sha256 != before[name].sha256
     ]
+
+
+def parted(
+    found: list[Change], now: Mapping[str, Module], before: Mapping[str, Module], copied: Copied
+) -> tuple[list[Change], list[Change]]:
+    """(changes that a run may not go on with, what was merely built anew)."""
+    other: list[Change] = []
+    rebuilt: list[Change] = []
+    for change in found:
+        name = copied.name(change.file)
+        is_one_file = name is not None and name == copied.name(before[change.name].file)
+        is_free = _is_built(now[change.name].file) and not is_one_file
+        (rebuilt if is_free else other).append(change)
+    return other, rebuilt
+
+
+def _is_built(file: str) -> bool:
+    return file.endswith(tuple(EXTENSION_SUFFIXES)) or PurePath(file).name == _BUILT
 
 
 def merged(now: Mapping[str, Module], earlier: Mapping[str, Module]) -> dict[str, Module]:
@@ -155,6 +195,15 @@ def node_sentence(found: list[Change], *, node: str, other: str) -> str:
         f"module `{first.name}` (`{first.file}`) on node {node} is not the one on {other}"
         f"{_others(found)}; update or stage the environment anew there, or leave the node out with "
         "cluster.exclude"
+    )
+
+
+def rebuilt_sentence(found: list[Change], *, node: str, other: str) -> str:
+    """Between two nodes of one attempt, for the log of a run that goes on."""
+    first = found[0]
+    return (
+        f"module `{first.name}` (`{first.file}`) on node {node} is another build than on {other}"
+        f"{_others(found)}; each goes on with its own"
     )
 
 

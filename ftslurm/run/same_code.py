@@ -3,12 +3,14 @@
 Rank 0 keeps what the attempt has imported in attempts/N/modules.json, together with what earlier
 attempts had, so that one file tells the whole run's. It is written only when the attempt may train
 with it. With code=frozen a difference ends the run; with code=live it is noted and the new code is
-what later attempts are compared with.
+what later attempts are compared with. What was built anew (see modules.py) is noted with either. A
+disk that will not have or give the digests of a node costs the comparison, never the attempt.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import tempfile
@@ -18,11 +20,21 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import CodeError, FormatError, RunError
-from ftslurm.files import encode_json, read_json, write_json
-from ftslurm.run.attempts import append_event, numbers
+from ftslurm.files import (
+    claim_folder,
+    encode_json,
+    is_listed,
+    patiently,
+    read_json,
+    write_atomic,
+    write_json,
+)
+from ftslurm.run.attempts import append_event
+from ftslurm.run.attempts import numbers as attempt_numbers
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.modules import (
     Change,
+    Copied,
     Module,
     changed_sentence,
     changes,
@@ -31,12 +43,16 @@ from ftslurm.run.modules import (
     look_at,
     merged,
     node_sentence,
+    parted,
+    rebuilt_sentence,
 )
 from ftslurm.run.rank import RankEnvironment
 from ftslurm.run.record import RunRecord
 from ftslurm.run.spec import LIVE
 
 _NAMED_IN_EVENT = 20
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What link(2) says where the file system, or a layer above it, has no hard links."""
 
 Event = Callable[[str, dict[str, Any]], None]
 
@@ -52,9 +68,13 @@ def check_alone(env: RankEnvironment, record: RunRecord) -> None:
     first = _leave_or_read_first(env, mine)
     if first is not None:
         node, theirs = first
-        difference = between_nodes(mine, theirs, node=env.node, other=node)
+        difference, rebuilt = between_nodes(env, record, mine, theirs, other=node)
         if difference is not None:
             raise error(record, difference)
+        if rebuilt:
+            _warn(rebuilt_sentence(rebuilt, node=env.node, other=node))
+            if env.rank == 0:  # the journal has one writer
+                _journal(env, "code_changed", node_facts([(node, names(rebuilt))]))
     if env.rank == 0:
         difference = with_earlier(
             env, record, mine, on_event=lambda kind, facts: _journal(env, kind, facts)
@@ -69,36 +89,43 @@ def with_earlier(
 ) -> Optional[str]:
     """Rank 0: one sentence when the run cannot go on with these modules."""
     is_live = record.spec.code == LIVE
-    root = Path(record.code_folder) if is_live else env.layout.code
-    # `python -m` puts the current folder on the path with its links resolved.
-    roots = [str(root), str(root.resolve())]
-    copied = _copied(env.layout)
-    before = expected(mine, _earlier(env.layout, env.attempt), copied, roots)
+    copied = _copied(env, record)
+    before = expected(mine, _earlier(env.layout, env.attempt), copied)
     found = changes(mine, before)
-    if record.spec.program and not is_live:
-        found += _of_program(env, copied)
-    if not found:
-        return None
     if not is_live:
-        return changed_sentence(found)
-    on_event("code_changed", _facts(found))
+        other, found = parted(found, mine, before, copied)
+        if record.spec.program:
+            other += _of_program(env, copied)
+        if other:
+            return changed_sentence(other)
+    if found:
+        on_event("code_changed", _facts(names(found)))
     return None
 
 
-def _of_program(env: RankEnvironment, copied: Mapping[str, str]) -> list[Change]:
+def _of_program(env: RankEnvironment, copied: Copied) -> list[Change]:
     """A program imports in processes of its own: its source, all of it, is to be as at submit."""
-    sources = {name: digest for name, digest in copied.items() if name.endswith(".py")}
+    sources = {name: digest for name, digest in copied.sha256.items() if name.endswith(".py")}
     places = {name: str(env.layout.code / name) for name in sources}
     before = {name: Module(places[name], digest, 0) for name, digest in sources.items()}
     return changes(look_at(places, env.attempt), before)
 
 
 def between_nodes(
-    mine: Mapping[str, Module], theirs: Mapping[str, Module], *, node: str, other: str
-) -> Optional[str]:
-    """One sentence when this node and another one have imported different code."""
+    env: RankEnvironment,
+    record: RunRecord,
+    mine: Mapping[str, Module],
+    theirs: Mapping[str, Module],
+    *,
+    other: str,
+) -> tuple[Optional[str], list[Change]]:
+    """(one sentence when this node and `other` have imported different code, what is only built
+    otherwise here)."""
     found = changes(mine, theirs)
-    return node_sentence(found, node=node, other=other) if found else None
+    if not found:
+        return None, []
+    found, rebuilt = parted(found, mine, theirs, _copied(env, record))
+    return (node_sentence(found, node=env.node, other=other) if found else None), rebuilt
 
 
 def error(record: RunRecord, difference: str) -> Exception:
@@ -113,15 +140,12 @@ def keep(env: RankEnvironment, mine: Mapping[str, Module]) -> None:
     try:
         write_json(env.attempt_layout.modules_json, _record(env.node, modules))
     except OSError as error:
-        print(  # noqa: T201
-            f"ftslurm: warning: the digests of this attempt's modules are not kept: {error}",
-            file=sys.stderr,
-        )
+        _warn(f"the digests of this attempt's modules are not kept: {error}")
 
 
 def _earlier(layout: RunLayout, attempt: int) -> dict[str, Module]:
     """Of the newest attempt before this one that came so far; it holds the older ones' as well."""
-    for number in reversed(numbers(layout)):
+    for number in reversed(attempt_numbers(layout)):
         if number < attempt:
             try:
                 return _read(layout.attempt(number).modules_json)[1]
@@ -130,28 +154,36 @@ def _earlier(layout: RunLayout, attempt: int) -> dict[str, Module]:
     return {}
 
 
-def _copied(layout: RunLayout) -> dict[str, str]:
-    """Digests of RUN/code by name, from submit."""
+def _copied(env: RankEnvironment, record: RunRecord) -> Copied:
+    """What was taken along at submit, where the ranks import it from."""
+    place = env.layout.code_json
+    root = Path(record.code_folder) if record.spec.code == LIVE else env.layout.code
+    # `python -m` puts the current folder on the path with its links resolved.
+    roots = (str(root), str(root.resolve()))
     try:
-        files: dict[str, str] = read_json(layout.code_json)["files"]
+        return Copied(read_json(place)["files"], roots)
     except FileNotFoundError:
-        return {}  # frozen by an older ftslurm
+        return Copied({}, roots)  # frozen by an older ftslurm
     except KeyError as error:
-        raise FormatError(f"`{layout.code_json}` lacks a field ({error})") from None
-    return files
+        raise FormatError(f"`{place}` lacks a field ({error})") from None
 
 
 def _leave_or_read_first(
     env: RankEnvironment, mine: Mapping[str, Module]
 ) -> Optional[tuple[str, dict[str, Module]]]:
-    """(node, modules) of the node that was there first; None: it is this one."""
+    """(node, modules) of the node that was there first; None: it is this one, or it cannot be told
+    who was."""
     place = env.attempt_layout.first_modules_json
-    with contextlib.suppress(FileNotFoundError):
-        return _read(place)
-    data = encode_json(_record(env.node, mine))
-    if _create(place, data):
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _read(place)
+        if _create(place, encode_json(_record(env.node, mine))):
+            return None
+        # Where there are no links the name is taken some time before the file is there.
+        return patiently(lambda: _read(place), place, announced=True)
+    except OSError as error:
+        _warn(f"the modules of node {env.node} are not compared with the other nodes': {error}")
         return None
-    return _read(place)
 
 
 def _create(place: Path, data: bytes) -> bool:
@@ -164,8 +196,20 @@ def _create(place: Path, data: bytes) -> bool:
         os.link(name, place)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create_without_links(place, data)
     finally:
         os.unlink(name)  # noqa: PTH108 - a str from mkstemp
+    return True
+
+
+def _create_without_links(place: Path, data: bytes) -> bool:
+    """As `_create`, but for the others there is nothing to read for a moment."""
+    if not claim_folder(place.with_suffix(".taken")) or is_listed(place):
+        return False
+    write_atomic(place, data)
     return True
 
 
@@ -186,10 +230,27 @@ def _read(path: Path) -> tuple[str, dict[str, Module]]:
         raise FormatError(f"`{path}` lacks a field ({error}); it is not whole") from None
 
 
-def _facts(found: list[Change]) -> dict[str, Any]:
-    names = [change.name for change in found[:_NAMED_IN_EVENT]]
-    return {"modules": names, "num_changed": len(found)}
+def names(found: list[Change]) -> list[str]:
+    return [change.name for change in found]
+
+
+def node_facts(rows: list[tuple[str, list[str]]]) -> dict[str, Any]:
+    """Of the event for (node, modules that are built otherwise there)."""
+    nodes = sorted({node for node, _ in rows})
+    modules = sorted({name for _, some in rows for name in some})
+    return {**_facts(modules), "nodes": nodes[:_NAMED_IN_EVENT], "num_nodes": len(nodes)}
+
+
+def _facts(modules: list[str]) -> dict[str, Any]:
+    return {"modules": modules[:_NAMED_IN_EVENT], "num_changed": len(modules)}
 
 
 def _journal(env: RankEnvironment, kind: str, facts: dict[str, Any]) -> None:
-    append_event(env.attempt_layout, kind, **facts)
+    try:
+        append_event(env.attempt_layout, kind, **facts)
+    except OSError as error:
+        _warn(f"the event {kind} of {facts['modules']} is not kept: {error}")
+
+
+def _warn(sentence: str) -> None:
+    print(f"ftslurm: warning: {sentence}", file=sys.stderr)  # noqa: T201

@@ -2,7 +2,8 @@
 
 `ftslurm submit` leaves `${oc.env:NAME}` as it is where the name or the value looks like a secret's,
 below `user` alone; a rank reads its record through `open_record`, which puts the values in. What is
-written down afterwards goes through `without_secrets`. Nothing here writes.
+written down afterwards goes through `without_secrets`. A value that the submitter's shell has put
+into a text is found by `held_secret`. Nothing here writes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:@+-]+")
 _SHORTEST = 4
 """A value below this is no secret, and taking it out of a text would shred the text."""
 
+_SHORTEST_HELD = 8
+"""Below this a text holds a value by chance."""
+_HARMLESS_NAME = re.compile(r"AUTHOR(?!IZ)|TOKENI[SZ]|TOKENS|KEYBOARD|KEYMAP", re.IGNORECASE)
+"""GIT_AUTHOR_EMAIL, TOKENIZER_NAME, TOKENS_PER_BATCH: what SECRET takes along."""
+_WORD = r"(?:[A-Z]?[a-z]{1,12}|[A-Z]{1,12})"
+_HARMLESS_VALUE = re.compile(
+    r"\d+"
+    rf"|{_WORD}([-_./ ]{_WORD}){{0,2}}"  # kerberos, auth/munge; four words may be a pass phrase
+    r"|[\w.+-]+@[\w-]+(\.[\w-]+)+"  # mail
+    r"|\w+://[^?@]+"  # a place in the net, without a password or a query
+)
+_SCHEME = re.compile(r"^\w+:(?=/(?!/))")
+
 _known: dict[str, str] = {}
 """value -> reference of the secrets that this process has put into a spec."""
 
@@ -35,6 +49,32 @@ def is_secret(name: str, value: Optional[str]) -> bool:
     """Whether an environment variable is kept as a reference: by its name, or a URL with a
     password."""
     return bool(SECRET.search(name)) or (value is not None and bool(_IN_URL.search(value)))
+
+
+def held_secret(text: str, environ: Mapping[str, str]) -> Optional[str]:
+    """Name of the environment variable whose value, which may be a secret, is in `text`."""
+    for name, value in environ.items():
+        if len(value) >= _SHORTEST_HELD and value in text and _may_be_secret(name, value):
+            return name
+    return None
+
+
+def _may_be_secret(name: str, value: str) -> bool:
+    """Narrower than `is_secret`, which costs nothing where it errs; this refuses a run."""
+    if _IN_URL.search(value):
+        return True
+    if not SECRET.search(_HARMLESS_NAME.sub("", name)) or _HARMLESS_VALUE.fullmatch(value):
+        return False
+    return not _is_path(value)
+
+
+def _is_path(value: str) -> bool:
+    """SSH_AUTH_SOCK, XAUTHORITY, `FILE:/tmp/x`, a list of paths. Base64 may begin with `/`: then
+    the folder that a path would begin with is not there."""
+    path = _SCHEME.sub("", value)
+    if path.startswith("/"):
+        return os.path.lexists("/" + path.lstrip("/").partition("/")[0])
+    return os.path.lexists(os.path.expanduser(path))  # noqa: PTH111
 
 
 def reference(name: str, *default: Optional[str]) -> str:
@@ -85,6 +125,19 @@ def references(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, str):
         for match in _REFERENCE.finditer(value):
             yield key, match[1]
+
+
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of all texts in a spec's values, names of keys included."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from texts(item, f"{key}[{i}]")
+    elif isinstance(value, str):
+        yield key, value
 
 
 def _value(match: re.Match[str], environ: Mapping[str, str], key: str) -> Optional[str]:

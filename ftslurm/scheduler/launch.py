@@ -5,8 +5,9 @@ What is to run is appended by the renderer. Nothing here runs a command or knows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Optional
 
 from ftslurm.run.spec import ClusterSpec
 
@@ -21,8 +22,17 @@ KILL_WAIT_S = 10
 """Seconds from TERM to KILL on this machine."""
 
 
-def ranks_argv(cluster: ClusterSpec, *, python: str, run_dir: Path) -> list[str]:
-    """Starts all ranks of an attempt and ends when the last has; one item contains LOGS."""
+def ranks_argv(
+    cluster: ClusterSpec,
+    *,
+    python: str,
+    run_dir: Path,
+    workdir: Optional[Path] = None,
+    code: Sequence[Path] = (),
+) -> list[str]:
+    """Starts all ranks of an attempt and ends when the last has; one item contains LOGS.
+    `workdir`: where they start, default RUN/code; `code`: folders outside of RUN that they import
+    from."""
     if cluster.scheduler == "local":
         return [
             python,
@@ -41,7 +51,7 @@ def ranks_argv(cluster: ClusterSpec, *, python: str, run_dir: Path) -> list[str]
         # Unset, the site's WaitTime would kill the peers of a rank that ended well early.
         f"--wait={cluster.wait_s}",
         f"--output={LOGS}/rank-%t.log",
-        *_container(cluster, run_dir),
+        *_container(cluster, run_dir, workdir or run_dir / "code", code),
         *cluster.srun,
     ]
 
@@ -50,7 +60,7 @@ def nodes_argv(cluster: ClusterSpec) -> list[str]:
     """Starts one process on every node that ranks run on; its output is the batch script's."""
     if cluster.scheduler == "local":
         return []
-    return [*_srun(cluster, tasks_per_node=1), "--wait=0"]
+    return [*_srun(cluster, tasks_per_node=1), *_options({"mpi": cluster.mpi}), "--wait=0"]
 
 
 def _srun(cluster: ClusterSpec, *, tasks_per_node: int) -> list[str]:
@@ -75,22 +85,29 @@ def _nodelist(cluster: ClusterSpec) -> Sequence[str]:
 
 
 def _binding(cluster: ClusterSpec) -> Sequence[str]:
-    options = {
-        "gpus-per-task": cluster.gpus_per_task or None,
-        "gpu-bind": cluster.gpu_bind,
-        "cpu-bind": cluster.cpu_bind,
-        "mpi": cluster.mpi,
-    }
-    return [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return _options(
+        {
+            "gpus-per-task": cluster.gpus_per_task or None,
+            "gpu-bind": cluster.gpu_bind,
+            "cpu-bind": cluster.cpu_bind,
+            "mpi": cluster.mpi,
+        }
+    )
 
 
-def _container(cluster: ClusterSpec, run_dir: Path) -> Sequence[str]:
+def _options(values: Mapping[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+
+def _container(
+    cluster: ClusterSpec, run_dir: Path, workdir: Path, code: Sequence[Path]
+) -> Sequence[str]:
     if cluster.container_image is None:
         return []
-    mounts = [f"{run_dir}:{run_dir}", *cluster.mounts]
+    mounts = [*(f"{folder}:{folder}" for folder in (*code, run_dir)), *cluster.mounts]
     return [
         f"--container-image={cluster.container_image}",
         f"--container-mounts={','.join(mounts)}",
         # As outside a container; an image has a working folder of its own.
-        f"--container-workdir={run_dir / 'code'}",
+        f"--container-workdir={workdir}",
     ]

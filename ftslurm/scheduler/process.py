@@ -26,12 +26,12 @@ class ProcessName:
     def of(cls, pid: int) -> Optional[ProcessName]:
         """None when there is no such process, or only its zombie."""
         try:
-            text = Path(f"/proc/{pid}/stat").read_text()
+            text = Path(f"/proc/{pid}/stat").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        # The command's name may hold spaces and parentheses; the last one closes it.
-        state, *fields = text.rpartition(")")[2].split()
-        return None if state in "ZX" else cls(pid, int(fields[18]))
+        # The command's name may hold any byte, spaces and parentheses too; the last one closes it.
+        state, *fields = text.rpartition(b")")[2].split()
+        return None if state in b"ZX" else cls(pid, int(fields[18]))
 
     @classmethod
     def from_record(cls, record: Optional[dict[str, Any]]) -> Optional[ProcessName]:

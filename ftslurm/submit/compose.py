@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import SpecError
-from ftslurm.run.secret import is_secret, reference, references
+from ftslurm.run.secret import held_secret, is_secret, reference, references, texts
 from ftslurm.run.spec import RunSpec, from_dict, to_dict
 from ftslurm.run.spec_check import check
 from ftslurm.submit.assets import conf_folder
@@ -72,6 +72,7 @@ def compose_run(
     spec = from_dict(values)
     _check_storable(spec)
     _check_secrets(spec)
+    _check_held(spec)
     check(spec)
     return Composed(spec, text, left_open)
 
@@ -311,6 +312,23 @@ def _check_secrets(spec: RunSpec) -> None:
                 f"{key} takes its value from {name}, which may be a secret; only values below "
                 "`user` are looked up where the ranks run, all others are written down: leave it "
                 "to the environment, which the job inherits from the shell that submits"
+            )
+
+
+def _check_held(spec: RunSpec) -> None:
+    """The shell expands `user.key=$WANDB_API_KEY`, and all that is left is the secret."""
+    for key, text in texts(to_dict(spec)):
+        name = held_secret(text, os.environ)
+        if name is not None:
+            way_out = (
+                f"write '${{oc.env:{name}}}', in quotes that keep the shell from it"
+                if key.partition(".")[0] == "user"
+                else "leave it to the environment, which the job inherits from the shell that "
+                "submits, or, in a command, quote it so that the node's shell expands it"
+            )
+            raise SpecError(
+                f"{key} holds the value of {name}, which may be a secret and would be written "
+                f"down; {way_out} (if it is none: env -u {name} ftslurm ...)"
             )
 
 

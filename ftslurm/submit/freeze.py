@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -114,15 +115,23 @@ def plan_run(
     installed = own and spec.cluster.python is None
     check_entry(snapshot, spec.entry, installed=installed, unseen=unseen)
     continue_by = settle_continue_by(spec, site)
+    paths = python_path(spec, layout, snapshot)
+    live_folder = folder.resolve() if spec.code == LIVE else None
     script = render_script(
         spec,
         requeue=requeue_option(continue_by, site),
         run_id=run_id,
         run_dir=layout.root,
         python=python,
-        python_path=python_path(spec, layout, snapshot),
-        live_folder=folder.resolve() if spec.code == LIVE else None,
-        launch=ranks_argv(spec.cluster, python=python, run_dir=layout.root),
+        python_path=paths,
+        live_folder=live_folder,
+        launch=ranks_argv(
+            spec.cluster,
+            python=python,
+            run_dir=layout.root,
+            workdir=live_folder,
+            code=live_code(spec, snapshot.root, paths),
+        ),
         on_nodes=nodes_argv(spec.cluster),
         environment=find_environment(spec.cluster, folder),
     )
@@ -157,6 +166,21 @@ def python_path(spec: RunSpec, layout: RunLayout, snapshot: Snapshot) -> list[Pa
                 "printable; rename that folder, or use code=frozen"
             )
     return live if PACKAGE.parent in live or is_installed() else [*live, PACKAGE.parent]
+
+
+def live_code(spec: RunSpec, root: Path, paths: Sequence[Path]) -> list[Path]:
+    """Folders of code=live, none inside another, that ranks see at their own place. `root`: the
+    repository's; `paths`: those that they import from."""
+    if spec.code != LIVE:
+        return []
+    folders = [root, *(path for path in paths if not path.is_relative_to(root))]
+    for folder in folders:
+        if spec.cluster.container_image is not None and re.search("[:,]", str(folder)):
+            raise SpecError(
+                f"code=live mounts `{folder}` into the container, and pyxis parts its mounts at "
+                "`:` and `,`; rename that folder, or use code=frozen"
+            )
+    return folders
 
 
 def freeze(plan: Plan) -> None:
@@ -264,10 +288,11 @@ def _write(
 
 def _packages(spec: RunSpec, python: str) -> dict[str, str]:
     """Names and versions of what the ranks' interpreter has installed; empty for one that is in a
-    container or in an archive: it is not run here."""
+    container or in an archive, or found by the batch script only: it is not run here."""
     cluster = spec.cluster
-    if cluster.ranks_are_inside:
-        _ask("python", python, _LIST_PACKAGES)
+    if cluster.ranks_are_inside or _is_found_later(cluster, cluster.rank_python or python):
+        if not _is_found_later(cluster, python):
+            _ask("python", python, _LIST_PACKAGES)
         return {}
     key = "python" if cluster.rank_python is None else "rank_python"
     python = cluster.rank_python or python
@@ -279,6 +304,11 @@ def _packages(spec: RunSpec, python: str) -> dict[str, str]:
         needed = "submitit, ftslurm" if spec.code == LIVE and is_installed() else "submitit"
         _ask(key, python, f"import {needed}", f"cannot import {needed}, which starts the ranks")
     return packages
+
+
+def _is_found_later(cluster: ClusterSpec, python: str) -> bool:
+    """On a PATH that set-up lines or cluster.env may make another than this one."""
+    return "/" not in python and (bool(cluster.setup) or "PATH" in cluster.env)
 
 
 def _ask(key: str, python: str, program: str, wrong: str = "is no Python of 3.9 or later") -> bytes:

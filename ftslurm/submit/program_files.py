@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from ftslurm.errors import SpecError
-from ftslurm.run.secret import SECRET
+from ftslurm.run.secret import held_secret
 from ftslurm.run.spec import PROGRAM_ENTRY, RunSpec
 from ftslurm.run.spec_check import check
 from ftslurm.submit.snapshot import Snapshot
@@ -22,7 +22,6 @@ from ftslurm.submit.snapshot import Snapshot
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _WITH_VALUE = ("-X", "-W")
 _NO_SCRIPT = ("-m", "-c")
-_SHORTEST_SECRET = 8
 
 
 def with_program(spec: RunSpec, text: str, program: Sequence[str]) -> tuple[RunSpec, str]:
@@ -82,13 +81,14 @@ def _check_words(program: Sequence[str], environ: Mapping[str, str]) -> None:
     for place, word in enumerate(program):
         if "\0" in word:
             raise SpecError(f"word {place} of the program holds a NUL, which no argument can")
-        for name, value in environ.items():
-            if SECRET.search(name) and len(value) >= _SHORTEST_SECRET and value in word:
-                raise SpecError(
-                    f"word {place} of the program holds the value of {name}, which may be a secret "
-                    "and would be written down; let the program read it from its environment, "
-                    "which the job inherits from the shell that submits"
-                )
+        name = held_secret(word, environ)
+        if name is not None:
+            raise SpecError(
+                f"word {place} of the program holds the value of {name}, which may be a secret "
+                "and would be written down; let the program read it from its environment, "
+                f"which the job inherits from the shell that submits (if it is none: env -u {name} "
+                "ftslurm ...)"
+            )
 
 
 def _check_own_file(snapshot: Snapshot, command: str, names: set[str]) -> None:

@@ -57,6 +57,7 @@ def render_script(
     cluster = spec.cluster
     replaced = _Replaced(run_dir, environment)
     own = replaced(rank_python(cluster, python, environment))
+    is_inside = bool(cluster.container or cluster.container_image)
     text: str = templates.from_string(batch_template().read_text()).render(
         nodes=cluster.nodes + cluster.spares,
         spares=cluster.spares,
@@ -78,7 +79,7 @@ def render_script(
         rank_python=shlex.quote(own) if own != python else None,
         setup=[shlex.quote(line) for line in cluster.setup],
         exports=[_assignment(name, replaced(v)) for name, v in _exports(cluster).items()],
-        unpack=_unpack(on_nodes, environment, own),
+        unpack=_unpack(on_nodes, environment, None if is_inside else own),
         ranks=_ranks(
             launch,
             [replaced(word) for word in cluster.container],
@@ -163,11 +164,16 @@ def _assignment(name: str, value: str) -> str:
     return f"{name}='{word}'" if word.startswith("=") else f"{name}={word}"
 
 
-def _unpack(on_nodes: Sequence[str], environment: Optional[Environment], rank_python: str) -> str:
-    """Empty: there is nothing to unpack."""
+def _unpack(
+    on_nodes: Sequence[str], environment: Optional[Environment], rank_python: Optional[str]
+) -> str:
+    """Empty: there is nothing to unpack. `rank_python`: None where it may link to what only the
+    container has."""
     if environment is None:
         return ""
-    words = [str(environment.archive), str(environment.folder), rank_python]
+    words = [str(environment.archive), str(environment.folder)]
+    if rank_python is not None:
+        words.append(rank_python)
     return _lines(on_nodes, f'"$python" -m ftslurm.node.unpack {shlex.join(words)}')
 
 

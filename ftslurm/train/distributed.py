@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ftslurm.errors import RunError, SpecError
+from ftslurm.run.gpu_request import has_gpus
 from ftslurm.run.rank import RankEnvironment
 from ftslurm.run.spec import RunSpec
 from ftslurm.train.interface import interface_towards
@@ -56,24 +57,24 @@ class Groups:
     """Where this rank runs, for messages."""
 
 
-def choose_backend(asked: str, *, num_gpus: int, has_cuda: bool) -> str:
+def choose_backend(asked: str, *, asked_for_gpus: bool, has_cuda: bool) -> str:
     """nccl or gloo; a GPU that was asked for and cannot be used is an error, not a slow run."""
     if asked == "gloo":
         return "gloo"
-    if (asked == "nccl" or num_gpus > 0) and not has_cuda:
+    if (asked == "nccl" or asked_for_gpus) and not has_cuda:
+        gpus = "GPUs asked for" if asked_for_gpus else "no GPUs asked for"
         raise SpecError(
-            f"parallel.backend `{asked}` and {num_gpus} GPUs asked for need a GPU that torch can "
-            "use, and there is none on this node; check the driver and the torch build, or set "
-            "parallel.backend=gloo"
+            f"parallel.backend `{asked}` and {gpus} need a GPU that torch can use, and there is "
+            "none on this node; check the driver and the torch build, or set parallel.backend=gloo"
         )
-    return "nccl" if asked == "nccl" or num_gpus > 0 else "gloo"
+    return "nccl" if asked == "nccl" or asked_for_gpus else "gloo"
 
 
 def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
     """Meet the other ranks. Collective; raises RunError when they cannot be met."""
     backend = choose_backend(
         spec.parallel.backend,
-        num_gpus=spec.cluster.gpus_per_node + spec.cluster.gpus_per_task,
+        asked_for_gpus=has_gpus(spec.cluster),
         has_cuda=torch.cuda.is_available(),
     )
     device = _take_device(env, backend)

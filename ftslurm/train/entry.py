@@ -109,12 +109,16 @@ def main() -> None:
 
 def prepare_libraries(record: RunRecord) -> None:
     """Settings that torch and its libraries read when they are loaded, then torch's own."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # 1, or the other OpenMP libraries and each worker of a loader would take all cores they see;
+    # torch itself gets its own number below. The run's own word, kept in run.json, goes before.
+    asked = record.spec.cluster.env.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = asked or "1"
     import torch
 
     from ftslurm.replay import determinism
 
-    torch.set_num_threads(record.spec.cluster.cpus_per_task)
+    if not asked:
+        torch.set_num_threads(record.spec.cluster.cpus_per_task)
     if record.spec.deterministic:
         determinism.prepare_environment(os.environ)
         determinism.switch_on()

@@ -129,14 +129,14 @@ def test_a_folder_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("result", "order", "committed", "stay"),
     [
-        (STOPPED, STOP, 9, []),
-        (STOPPED, PAUSE, 9, [STOP]),
-        (STOPPED, STOP, 5, [SAVE]),
+        (STOPPED, STOP, 9, [STOP, PAUSE]),
+        (STOPPED, PAUSE, 9, [STOP, PAUSE]),
+        (STOPPED, STOP, 5, [STOP, PAUSE, SAVE]),
         (STOPPED, None, 9, [STOP, PAUSE]),
-        (FINISHED, None, 9, []),
+        (FINISHED, None, 9, [STOP, PAUSE]),
     ],
 )
-def test_an_ended_attempt_leaves_the_orders_that_it_has_not_carried_out(
+def test_an_ended_attempt_takes_only_a_save_away_a_stop_has_to_be_found_should_its_job_die_now(
     files: ControlFiles, orders: Told, result: str, order: str, committed: int, stay: list[str]
 ) -> None:
     files.give(SAVE)
@@ -145,6 +145,16 @@ def test_an_ended_attempt_leaves_the_orders_that_it_has_not_carried_out(
     files.give(PAUSE)
     orders.ended(Outcome(result, 9, committed, order=order))
     assert given(files) == stay
+
+
+def test_a_stop_that_was_obeyed_is_said_to_be_and_not_obeyed_twice(
+    files: ControlFiles, orders: Told
+) -> None:
+    files.give(STOP)
+    assert orders.due(8, saved_step=None) == STOP
+    orders.ended(Outcome(STOPPED, 9, 9, order=STOP))
+    assert orders.events == [("ordered", STOP, 8), ("order_done", STOP, 9)]
+    assert orders.due(9, saved_step=9) is None
 
 
 def test_a_stop_that_is_found_while_a_signal_is_obeyed_is_obeyed_as_well(
@@ -187,7 +197,9 @@ def test_two_ranks_save_on_order_stop_on_order_and_go_on_bit_for_bit(tmp_path: P
         ("order_done", STOP, 7),
     }
     assert [step.step for step in CheckpointStore(layout).published()] == [7, 4]
-    assert list(layout.control.iterdir()) == [], "no order is left to stop the next attempt"
+    files = ControlFiles(layout, layout.root.name)
+    assert given(files) == [STOP], "it is left until the batch script has acted"
+    files.take_away(STOP)
 
     ended = launch.run_attempt(layout, world_size=2)
     assert ended.codes == [0, 0], ended.logs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,27 @@ def test_a_record_that_comes_into_sight_late_costs_no_step(
     break_reading(monkeypatch, name, number, times=2)
     assert second.checkpointer.restore(known).step == 2
     assert not second.reported("rejected")
+
+
+def test_steps_that_are_listed_and_gone_cost_the_patience_of_one_file(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert saved.save(3)
+    known = adopted(saved)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.name == "COMMITTED" and path.parent.name > FIRST:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(files, "VIEW_LAG_S", 2.0)  # of which between one and two are waited
+    began_at = time.monotonic()
+    assert second.checkpointer.restore(known).step == 1
+    assert 1.0 < time.monotonic() - began_at < 3.0
+    assert [row["step"] for row in second.reported("rejected")] == [3, 2]
 
 
 def test_an_adopted_step_is_waited_for(

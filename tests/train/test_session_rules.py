@@ -173,12 +173,24 @@ def test_an_entry_that_is_not_there_is_a_configuration_error(dotted: str) -> Non
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error() -> None:
     from ftslurm.train.distributed import choose_backend
 
-    assert choose_backend("auto", num_gpus=0, has_cuda=True) == "gloo"
-    assert choose_backend("auto", num_gpus=4, has_cuda=True) == "nccl"
-    assert choose_backend("gloo", num_gpus=4, has_cuda=False) == "gloo"
-    for asked, gpus in (("auto", 4), ("nccl", 0)):
+    assert choose_backend("auto", asked_for_gpus=False, has_cuda=True) == "gloo"
+    assert choose_backend("auto", asked_for_gpus=True, has_cuda=True) == "nccl"
+    assert choose_backend("gloo", asked_for_gpus=True, has_cuda=False) == "gloo"
+    for asked, asked_for_gpus in (("auto", True), ("nccl", False)):
         with pytest.raises(SpecError, match="need a GPU"):
-            choose_backend(asked, num_gpus=gpus, has_cuda=False)
+            choose_backend(asked, asked_for_gpus=asked_for_gpus, has_cuda=False)
+
+
+def test_a_gpu_asked_for_by_an_option_of_sbatch_is_no_reason_to_train_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ftslurm.run.spec import ClusterSpec, RunSpec
+    from ftslurm.train.distributed import open_groups
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    spec = RunSpec(cluster=ClusterSpec(sbatch=["--exclusive", "--gres=gpu:h100:4"]))
+    with pytest.raises(SpecError, match="GPUs asked for need a GPU"):
+        open_groups(None, spec, run_id="run")  # type: ignore[arg-type]
 
 
 def test_rank_0_waits_for_a_port_that_is_still_in_use_and_then_says_so() -> None:
