@@ -6,7 +6,7 @@ if there was one, is untouched. Nothing here knows what the files mean.
 The file system is shared by many nodes, and one node's view of it may be late: a name that was
 once looked up in vain stays away for as long as the client remembers that (NFS acdirmax, 60 s by
 nfs(5); FUSE negative_timeout), while a fresh listing of its folder has it. So what is listed and
-cannot be opened is waited for, as is what ESTALE was said of; see `patiently`.
+cannot be opened is waited for, as is what ESTALE was said of; see `patiently` and `Patience`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 from ftslurm import faults
 from ftslurm.errors import FormatError
@@ -35,11 +36,49 @@ says EIO or ETIMEDOUT once; a broken disk says it for ever."""
 _STUMBLES = frozenset({errno.EIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO})
 
 
+@dataclass
+class Patience:
+    """Shared by looks at many files, so that all of them together wait no longer than one would.
+
+    After a wait in vain for what is listed, the time is over in which the others were due too, so a
+    file that is gone is said to be gone at once. An error that did not pass is not waited for again
+    until `renew`.
+    """
+
+    is_past_lag: bool = False
+    error_s: float = 0.0
+    """The longest wait in vain for an error to pass."""
+
+    def renew(self) -> None:
+        """Another matter begins: an error may pass there. What was due stays due."""
+        self.error_s = 0.0
+
+    def wait_s(self, error: OSError, path: Path, *, announced: bool) -> float:
+        """How long from its beginning a look that ends in `error` is worth repeating."""
+        if error.errno == errno.ENOENT:
+            # A link into nowhere is listed too, and will not lead anywhere later.
+            is_late = not self.is_past_lag and (
+                announced or (is_listed(path, patience=self) and not path.is_symlink())
+            )
+            return VIEW_LAG_S if is_late else 0.0
+        wait_s = VIEW_LAG_S if error.errno == errno.ESTALE else 0.0
+        wait_s = STUMBLE_S if error.errno in _STUMBLES else wait_s
+        return wait_s if wait_s > self.error_s else 0.0
+
+    def lose(self, error: OSError, waited_s: float) -> None:
+        """A wait of `waited_s` for `error` to pass was in vain."""
+        if error.errno == errno.ENOENT:
+            self.is_past_lag = self.is_past_lag or waited_s > 0
+        else:
+            self.error_s = max(self.error_s, waited_s)
+
+
 def patiently(
     work: Callable[[], _Value],
     path: Path,
     *,
     announced: bool = False,
+    patience: Optional[Patience] = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Value:
@@ -47,48 +86,42 @@ def patiently(
 
     Tried again for VIEW_LAG_S: ESTALE, and ENOENT for what its folder lists or, with `announced`,
     what another process has said to be there. For STUMBLE_S: errors that often pass. All else is
-    raised at once, so that a file that was never there costs one listing.
+    raised at once, so that a file that was never there costs one listing. `patience` is what looks
+    before this one have left.
     """
+    patience = patience or Patience()
     began_at, pause_s = clock(), 0.05
     while True:
         try:
             return work()
         except OSError as error:
-            if clock() + pause_s > began_at + _patience_s(error, path, announced=announced):
+            wait_s = patience.wait_s(error, path, announced=announced)
+            if clock() + pause_s > began_at + wait_s:
+                patience.lose(error, wait_s)
                 raise
         sleep(pause_s)
         pause_s = min(2 * pause_s, 1.0)
 
 
-def _patience_s(error: OSError, path: Path, *, announced: bool) -> float:
-    if error.errno in _STUMBLES:
-        return STUMBLE_S
-    is_late = error.errno == errno.ESTALE
-    if error.errno == errno.ENOENT:
-        # A link into nowhere is listed too, and will not lead anywhere later.
-        is_late = announced or (is_listed(path) and not path.is_symlink())
-    return VIEW_LAG_S if is_late else 0.0
-
-
-def is_listed(path: Path) -> bool:
+def is_listed(path: Path, *, patience: Optional[Patience] = None) -> bool:
     """Whether its folder names it: a listing is read afresh, where stat and open may be answered
     from what this node found, or did not find, some time ago. OSError when that cannot be told."""
     if path.parent == path:
         return True
     try:
-        return path.name in list_folder(path.parent)
+        return path.name in list_folder(path.parent, patience=patience)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
-def list_folder(path: Path) -> list[str]:
+def list_folder(path: Path, *, patience: Optional[Patience] = None) -> list[str]:
     """Names in `path`; FileNotFoundError when there is no such folder."""
 
     def names() -> list[str]:
         faults.point("list_folder", name=path.name)
         return os.listdir(path)  # noqa: PTH208
 
-    return patiently(names, path)
+    return patiently(names, path, patience=patience)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -2,11 +2,15 @@
 
 import errno
 import json
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from checkpoints import damage, make_layout, make_step, make_unreadable, skip_fsync
 
+from ftslurm import files
 from ftslurm.checkpoint.records import MANIFEST
 from ftslurm.checkpoint.shard import ShardReader, read_index
 from ftslurm.checkpoint.store import CheckpointStore
@@ -66,6 +70,93 @@ def test_a_file_that_is_not_there_is_damage(
     choice = store.choose(full=False)
     assert choice.manifest is not None
     assert choice.manifest.step == 10
+
+
+def timed(work: Callable[[], object]) -> float:
+    began_at = time.monotonic()
+    work()
+    return time.monotonic() - began_at
+
+
+def lose_files(layout: RunLayout, monkeypatch: pytest.MonkeyPatch, how: str) -> Path:
+    """A step 30 of eight ranks, six files of which are listed and cannot be read; to wait for one
+    of them takes from one to two seconds."""
+    path = make_step(layout, 30, world_size=8)
+    action, kind = how.split()
+    form = {"indexes": "index-{:05d}.json", "shards": "shard-{:05d}-000.bin"}[kind]
+    plan = ";".join(f"{action}@read_step:name={form.format(rank)}" for rank in range(2, 8))
+    monkeypatch.setenv("FTSLURM_FAULTS", plan)
+    monkeypatch.setattr(files, "VIEW_LAG_S", 2.0)
+    return path
+
+
+@pytest.mark.parametrize("how", ["enoent indexes", "enoent shards"])
+def test_a_step_of_many_lost_files_is_given_up_after_the_patience_of_one(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    lost = lose_files(layout, monkeypatch, how)
+    store = CheckpointStore(layout)
+
+    def fall_back() -> None:
+        choice = store.choose(full=False)
+        assert choice.manifest is not None
+        assert choice.manifest.step == 20
+
+    def verify_all() -> None:
+        assert len([text for text in store.verify(lost, full=True).problems if "such" in text]) == 6
+
+    assert 1.0 < timed(fall_back) < 2.9
+    assert 1.0 < timed(verify_all) < 2.9
+
+
+@pytest.mark.parametrize("how", ["estale indexes", "estale shards"])
+def test_a_step_of_many_stale_files_is_said_to_be_unreadable_after_the_patience_of_one(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    lose_files(layout, monkeypatch, how)
+
+    def choose() -> None:
+        with pytest.raises(CheckpointError, match="step 30 cannot be read just now"):
+            CheckpointStore(layout).choose(full=False)
+
+    assert 1.0 < timed(choose) < 2.9
+
+
+@pytest.mark.parametrize("name", ["COMMITTED", MANIFEST])
+@pytest.mark.parametrize("action", ["enoent", "estale"])
+def test_the_fence_waits_for_all_steps_as_it_would_for_one(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, name: str, action: str
+) -> None:
+    make_step(layout, 30)
+    monkeypatch.setenv("FTSLURM_FAULTS", f"{action}@read_step:name={name}")
+    monkeypatch.setattr(files, "VIEW_LAG_S", 2.0)
+    store, patience = CheckpointStore(layout), files.Patience()
+    assert 1.0 < timed(lambda: store.fence(2, [], patience=patience)) < 2.9
+    if action == "enoent":
+        assert timed(lambda: store.choose(full=False, patience=patience)) < 1.0
+        if name == "COMMITTED":
+            assert 1.0 < timed(store.published) < 2.9
+
+
+def test_an_error_that_passes_is_waited_out_behind_a_step_that_is_gone(
+    layout: RunLayout, newest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_step(layout, 30)
+    left = {30: 1000, 20: 1}
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        step = int(path.parent.name[-3:]) if path.name == "COMMITTED" else 0
+        if left.get(step, 0):
+            left[step] -= 1
+            number = errno.ENOENT if step == 30 else errno.ESTALE
+            raise OSError(number, os.strerror(number))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    choice = CheckpointStore(layout).choose(full=False)
+    assert choice.path == newest
+    assert left[20] == 0
 
 
 def test_a_step_with_damage_is_rejected_also_when_another_part_cannot_be_read(

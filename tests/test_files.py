@@ -1,6 +1,7 @@
 """Durable primitives: the old bytes or the new ones, never a mix; whole lines, never half ones."""
 
 import errno
+import math
 import os
 import threading
 from pathlib import Path
@@ -162,6 +163,32 @@ def test_what_may_come_into_sight_is_waited_for_and_nothing_else(
     with pytest.raises(OSError, match=os.strerror(number)):
         look(waits_s * 1.1 + 0.1)
     assert waits_s * 0.5 <= clock.now - began_at <= waits_s
+
+
+def test_many_files_that_are_gone_cost_the_patience_of_one(tmp_path, lag):
+    clock, patience = Clock(), files.Patience()
+
+    def look(number, name):
+        began_at = clock.now
+        with pytest.raises(OSError, match=os.strerror(number)):
+            files.patiently(
+                failing(number, until=math.inf, clock=clock), tmp_path / name,
+                patience=patience, clock=clock, sleep=clock.sleep,
+            )  # fmt: skip
+        return clock.now - began_at
+
+    for name in "abc":
+        (tmp_path / name).touch()
+    # An error that is not waited for spoils nothing, nor does a short wait spoil a long one.
+    assert look(errno.EACCES, "a") == look(errno.ENOENT, "not-there") == 0
+    assert look(errno.EIO, "a") > 1 and look(errno.EIO, "b") == 0
+    assert look(errno.ENOENT, "a") > 50
+    assert look(errno.ENOENT, "b") == look(errno.ENOENT, "c") == 0
+    assert look(errno.ESTALE, "b") > 50
+    assert look(errno.ESTALE, "c") == look(errno.EIO, "c") == 0
+    patience.renew()
+    assert look(errno.ENOENT, "c") == 0
+    assert look(errno.EIO, "c") > 1
 
 
 def test_a_record_that_comes_into_sight_late_is_read(tmp_path, lag, monkeypatch):

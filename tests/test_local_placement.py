@@ -115,6 +115,24 @@ def test_an_interpreter_of_the_ranks_that_is_no_python_here_is_refused_by_its_ke
         freeze_with(tmp_path, rank_python="/bin/false")
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"setup": ["module load python"], "rank_python": "python-of-the-module"},
+        {"env": {"PATH": "/opt/python/bin"}, "rank_python": "python-of-the-module"},
+        {"setup": ["module load python"], "python": "python-of-the-module"},
+    ],
+)
+def test_an_interpreter_on_a_path_that_only_the_job_has_is_not_asked_here(tmp_path, cluster):
+    plan = freeze_with(tmp_path, **cluster)
+    assert read_json(plan.layout.run_json)["packages"] == {}
+
+
+def test_an_interpreter_on_this_path_is_asked_here(tmp_path):
+    with pytest.raises(SpecError, match="`python-of-the-module` cannot be run"):
+        freeze_with(tmp_path, env={"A": "1"}, rank_python="python-of-the-module")
+
+
 def test_no_key_is_silently_ignored_by_this_machine():
     """Each is honoured or refused; a new key has to be put somewhere."""
     honoured = {

@@ -123,6 +123,8 @@ def test_a_cancelled_run_says_what_it_loses_and_goes_on_when_resumed(operated, u
     answer = operated.order("cancel")
     assert answer["result"] == "cancelled" and "nothing is committed" in answer["text"]
     operated.wait("CANCELLED")
+    assert operated.run.decisions() == ["ended"], "by the order that was left, not by a guess"
+    assert operated.orders_left() == []
     assert operated.order("cancel")["result"] == "not_running"
     assert operated.resume() == "queued"
     operated.wait("COMPLETED")

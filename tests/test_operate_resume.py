@@ -16,6 +16,7 @@ from fakes.operated import (
     make_layout,
     make_run,
     make_run_with_successor,
+    obey,
     quick,
     train,
 )
@@ -24,6 +25,9 @@ from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
 from ftslurm.operate import resume
 from ftslurm.operate.resume import resume as resume_run
+from ftslurm.program.ending import ASKED
+from ftslurm.recovery.successor import GAVE_WAY
+from ftslurm.run.attempts import append_event
 from ftslurm.run.control import PAUSE, STOP
 from ftslurm.run.jobs import BY_PERSON, add_job, read_jobs
 from ftslurm.scheduler.protocol import JobState, QueuedJob
@@ -132,6 +136,68 @@ def test_an_end_that_slurm_may_take_back_is_looked_at_twice(given, submitted):
     assert submitted == []
 
 
+def test_no_second_job_starts_beside_one_whose_successor_was_cancelled(layout, submitted):
+    run = make_run_with_successor(layout, RUNNING, CANCELLED)
+    answer = resume_run(run, sleep=quick)
+    assert (answer.result, answer.job_id, submitted) == ("running", "7", [])
+    run.scheduler.states["7"] = [AWAY]
+    with pytest.raises(RunError, match="nobody can say whether job 7 is alive"):
+        resume_run(run, sleep=quick)
+    assert submitted == []
+
+
+def saving(run, paths):
+    run.control.give(STOP)
+    train(run.layout, phase="saving")
+
+
+def settled(run, paths):
+    obey(paths, STOP)
+
+
+def seen(run, paths):
+    append_event(paths, "ordered", order=STOP, step=47)
+
+
+def asked(run, paths):
+    """As a program of the user's own is, here by a signal."""
+    run.control.give(STOP)
+    append_event(paths, ASKED, signal="SIGUSR1", order=None)
+
+
+@pytest.mark.parametrize("obeys", [saving, settled, seen, asked])
+def test_an_order_that_is_being_obeyed_is_waited_for(layout, given, submitted, capfd, obeys):
+    run = given(RUNNING)
+    obeys(run, train(layout))
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            run.scheduler.states["7"] = [JobState("COMPLETED")]
+
+    assert resume_run(run, sleep=sleep).result == "queued" and len(submitted) == 1
+    assert len(slept) == 3 and given_orders(run) == []
+    assert "job 7 is obeying an order" in capfd.readouterr().err
+
+
+def test_an_order_is_not_waited_for_without_end(layout, given, submitted, monkeypatch):
+    monkeypatch.setattr(resume, "OBEYING_S", 0.0)
+    run = given(RUNNING)
+    obey(train(layout), STOP)
+    with pytest.raises(RunError, match="is obeying an order to leave .* when it has ended"):
+        resume_run(run, sleep=quick)
+    assert submitted == []
+
+
+def test_an_order_that_an_earlier_job_obeyed_is_no_reason_to_wait(layout, given, submitted):
+    run = given(CANCELLED)
+    obey(train(layout), STOP)
+    resume_run(run, sleep=quick)
+    run.scheduler.states["71"] = [RUNNING]
+    assert resume_run(run, sleep=quick).result == "running" and len(submitted) == 1
+
+
 def test_a_finished_run_is_not_resumed(layout, given, submitted):
     layout.done.touch()
     with pytest.raises(RunError, match="has finished"):
@@ -159,5 +225,15 @@ def test_a_successor_that_would_leave_again_makes_way_for_a_job_that_does_not(la
     run = make_run_with_successor(layout, JobState("COMPLETED"), WAITING_BEHIND)
     decision = {"schema_version": 1, "action": "ended", "reason": "by order"}
     write_json(train(layout).decision_json, decision)
+    assert resume_run(run, sleep=quick).result == "queued"
+    assert run.scheduler.done == [("cancel", "8")] and len(submitted) == 1
+
+
+def test_a_successor_of_a_cancelled_job_makes_way_unless_that_job_gave_way(layout, submitted):
+    run = make_run_with_successor(layout, CANCELLED, WAITING_BEHIND)
+    paths = train(layout)
+    append_event(paths, GAVE_WAY, job_id="7")
+    assert resume_run(run, sleep=quick).result == "waiting" and run.scheduler.done == []
+    paths.events.unlink()
     assert resume_run(run, sleep=quick).result == "queued"
     assert run.scheduler.done == [("cancel", "8")] and len(submitted) == 1

@@ -1,6 +1,7 @@
 """What stop, pause, save and cancel do to a run as they find it."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -25,11 +26,11 @@ from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
 from ftslurm.operate.cancel import cancel
 from ftslurm.operate.save import save
-from ftslurm.operate.standing import open_run
+from ftslurm.operate.standing import SECOND_LOOK_S, open_run
 from ftslurm.operate.stop import leave, wait_until_left
 from ftslurm.run.attempts import append_event
 from ftslurm.run.control import PAUSE, SAVE, STOP
-from ftslurm.scheduler.protocol import JobState
+from ftslurm.scheduler.protocol import UNKNOWN, JobState
 
 
 @pytest.fixture
@@ -183,11 +184,106 @@ def test_the_job_that_trains_is_meant_not_the_one_queued_behind_it(layout):
     assert "up to 7 steps are lost" in answer.text and given_orders(run) == []
 
 
-def test_a_cancel_that_is_refused_names_the_other_ways(given):
+@pytest.mark.parametrize("gone", [CANCELLED, FORGOTTEN])
+def test_a_job_that_trains_is_found_when_the_one_queued_behind_it_is_gone(layout, gone):
+    run = make_run_with_successor(layout, RUNNING, gone)
+    train(layout)
+    answer = leave(run, STOP)
+    assert (answer.result, answer.job_id) == ("ordered", "7") and given_orders(run) == [STOP]
+    assert cancel(run, sleep=quick).job_id == "7" and run.scheduler.done == [("cancel", "7")]
+
+
+def test_while_nobody_can_say_of_the_job_before_it_is_taken_to_train(layout):
+    run = make_run_with_successor(layout, AWAY, WAITING_BEHIND)
+    train(layout)
+    answer = leave(run, STOP)
+    assert answer.result == "ordered" and "how job 7 stands" in answer.text
+    assert given_orders(run) == [STOP] and run.scheduler.done == []
+    cancel(run, sleep=quick)
+    assert run.scheduler.done == [("cancel", "8"), ("cancel", "7")]
+
+
+def test_no_job_is_asked_for_that_ended_before_the_newest_attempt_began(layout):
+    run = make_run_with_successor(layout, RUNNING, CANCELLED)
+    train(layout, job_id="8")
+    run.scheduler.states.pop("7")
+    assert run.look().job.job_id == "8"
+
+
+def test_on_this_machine_only_the_newest_job_is_known(layout):
+    run = make_run_with_successor(layout, JobState(UNKNOWN, "the job has not begun"), CANCELLED)
+    run = replace(run, record=replace(run.record, scheduler="local"))
+    assert run.look().is_over
+
+
+def test_a_cancelled_run_is_ordered_to_stop_first_so_that_no_job_is_queued_after_it(layout):
+    run = make_run_with_successor(layout, RUNNING, WAITING_BEHIND)
+    train(layout)
+    found = []
+
+    def cancel_job(job_id):
+        found.append((job_id, given_orders(run)))
+        run.scheduler.states[job_id] = [CANCELLED if job_id == "8" else JobState("COMPLETING")]
+
+    run.scheduler.cancel = cancel_job
+    run.control.give(SAVE)
+    assert cancel(run, sleep=quick).result == "cancelled"
+    assert found == [("8", [STOP, SAVE]), ("7", [STOP, SAVE])]
+    assert given_orders(run) == [STOP], "the batch script is there yet, and has to find it"
+
+
+def test_a_full_disk_keeps_nobody_from_cancelling(given, monkeypatch, capfd):
+    run = given(RUNNING)
+
+    def no_space(self, order):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(run.control), "give", no_space)
+    assert cancel(run, sleep=quick).result == "cancelled"
+    assert run.scheduler.done == [("cancel", "7")] and "could not be left" in capfd.readouterr().err
+
+
+def test_a_cancel_that_is_refused_leaves_the_order_to_stop_and_says_so(layout):
+    run = make_run_with_successor(layout, RUNNING, WAITING_BEHIND)
+    asked = []
+
+    def refused(job_id):
+        asked.append(job_id)
+        raise SchedulerError(f"job {job_id}: Access/permission denied")
+
+    run.scheduler.cancel = refused
+    with pytest.raises(SchedulerError, match="job 8: .*job 7: .*the order to stop is left"):
+        cancel(run, sleep=quick)
+    assert asked == ["8", "7"] and given_orders(run) == [STOP]
+
+
+def test_a_cancel_without_a_right_on_job_and_folder_names_the_other_ways(given, monkeypatch):
     run = given(RUNNING)
     run.scheduler.refusal = "Access/permission denied"
+
+    def closed(self, order):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(run.control), "give", closed)
     with pytest.raises(SchedulerError, match=r"main-1\.stop"):
-        cancel(run)
+        cancel(run, sleep=quick)
+
+
+@pytest.mark.parametrize("word", ["PREEMPTED", "NODE_FAIL"])
+def test_an_end_that_slurm_may_take_back_is_ordered_to_stop_and_cancelled_at_a_second_look(
+    given, word
+):
+    run = given(JobState(word), JobState(word), QUEUED)
+    answer = leave(run, STOP)
+    assert answer.result == "ordered" and given_orders(run) == [STOP]
+    assert cancel(run, sleep=quick).result == "cancelled"
+    assert run.scheduler.done == [("cancel", "7")]
+
+
+def test_an_end_that_slurm_does_not_take_back_is_believed_at_the_second_look(given):
+    slept = []
+    assert cancel(given(JobState("NODE_FAIL")), sleep=slept.append).result == "not_running"
+    assert slept == [SECOND_LOOK_S]
 
 
 def test_a_run_is_named_by_its_folder_or_by_its_id_under_runs(layout, tmp_path, monkeypatch):

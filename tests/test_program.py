@@ -21,7 +21,6 @@ from ftslurm.run.attempts import append_event, read_outcome
 from ftslurm.run.control import STOP as STOP_ORDER
 from ftslurm.run.control import ControlFiles
 from ftslurm.run.rank import RankEnvironment, write_rank_error
-from ftslurm.run.record import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -130,7 +129,7 @@ def asked(layout, *, at, **facts):
 
 
 def decided(layout, *, rc, attempt=1, term=False):
-    settle(layout, read_record(layout), attempt, rc=rc)
+    settle(layout, attempt, rc=rc)
     evidence = read_evidence(layout, attempt, rc=rc, term=term)
     return decide(read_history(layout, attempt), evidence, max_failures=3)
 
@@ -184,13 +183,12 @@ def test_a_code_of_the_programs_own_ends_no_run_as_stopped(layout):
     assert decided(layout, rc=RANK_STOPPED).action == RESTART
 
 
-def test_an_order_that_was_carried_out_is_taken_away_and_a_later_one_is_not(layout):
+def test_an_order_that_was_obeyed_stays_until_it_is_acted_on(layout):
     files = ControlFiles(layout, "run-1")
     files.give(STOP_ORDER)
-    order = files.look()
-    asked(layout, at=1.0, order=order.name, order_given_at_ns=order.given_at_ns)
+    asked(layout, at=1.0, order=STOP_ORDER)
     decided(layout, rc=RANK_STOPPED)
-    assert files.look() is None
+    assert files.read() == STOP_ORDER
     assert read_outcome(layout.attempt(1)).order == STOP_ORDER
 
 

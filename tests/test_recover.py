@@ -66,6 +66,9 @@ class FakeScheduler:
     def may_requeue(self, job_id):
         return True
 
+    def waiting(self, script):
+        return []
+
     def forbid_requeue(self, job_id):
         pass
 
@@ -133,6 +136,31 @@ def test_a_full_disk_does_not_cost_the_requeue(layout, monkeypatch):
     scheduler = FakeScheduler()
     assert decide(layout, scheduler, rc=75).action == "requeued"
     assert scheduler.requeued == ["12"]
+
+
+def test_nor_does_it_where_a_programs_end_is_to_be_put_down(layout, monkeypatch):
+    begin(layout)
+    record = read_json(layout.run_json)
+    record["spec"]["program"] = ["train.sh"]
+    write_json(layout.run_json, record)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ftslurm.program.ending.write_outcome", full)
+    scheduler = FakeScheduler()
+    decision = decide(layout, scheduler, rc=75)
+    assert (decision.action, decision.reason) == ("requeued", "stopped")
+    assert scheduler.requeued == ["12"]
+
+
+def test_the_one_job_of_a_machine_ends_at_its_limit_with_a_stop_on_record(layout):
+    paths = begin(layout)
+    scheduler = FakeScheduler(accepts=False)
+    scheduler.name, scheduler.was_cancelled = "local", lambda job_id: False
+    decision = decide(layout, scheduler, rc=143, term=True)
+    assert decision.action == "stop" and "has one job at a time" in decision.reason
+    assert read_json(paths.decision_json)["action"] == "stop"
 
 
 def test_a_stopped_attempt_is_requeued_and_its_decision_is_on_record(layout):

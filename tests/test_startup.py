@@ -39,6 +39,11 @@ def test_status_loads_nothing_slow_that_it_does_not_use() -> None:
     assert not loaded_by("import ftslurm.run.status").intersection(slow)
 
 
+def test_claim_loads_what_decides_only_when_a_job_may_go_on() -> None:
+    found = loaded_by("import ftslurm.recovery.claim")
+    assert not found.intersection({"ftslurm.recovery.successor", "ftslurm.scheduler.sbatch"})
+
+
 def test_help_loads_no_room() -> None:
     code = "from ftslurm.cli import main\nmain(['--help'])"
     rooms = {name for name in loaded_by(code) if name.startswith("ftslurm.")}

@@ -130,6 +130,20 @@ def test_submitting_prints_job_id_and_run_directory_and_returns(folder, slurm, c
     assert record["emergency_deadline_s"] == 15.0 and record["site"]["version"] == "22.05.8"
 
 
+def test_a_run_id_is_taken_once(folder, slurm, capsys):
+    again = ["submit", *OWN, "run_id=mine-1"]
+    assert cli(again) == 0
+    root = folder / "runs" / "mine-1"
+    before = (root / "run.json").read_bytes()
+    capsys.readouterr()
+    assert cli(again) == 1
+    err = capsys.readouterr().err
+    assert f"`{root}` exists: two runs cannot share a directory" in err
+    assert f"`ftslurm resume {root}`" in err
+    assert (root / "run.json").read_bytes() == before
+    assert len(list((folder / "calls").iterdir())) == 1, "sbatch was called once"
+
+
 def test_a_refused_job_leaves_no_run_directory(folder, slurm, capsys):
     answer = {"rc": 1, "stdout": "", "stderr": "sbatch: error: Invalid account\n"}
     (folder / "calls" / "answer.json").write_text(json.dumps(answer))

@@ -147,6 +147,38 @@ def test_modules_are_found_in_the_folder_of_the_submitter_the_root_and_src(repos
     assert f"export PYTHONPATH={code / 'tools'}:{code}:{code / 'src'}\n" in made.script
 
 
+PYXIS = ClusterSpec(container_image="image", rank_python="python3", mounts=["/d:/d"])
+
+
+def test_live_code_is_where_the_ranks_of_a_pyxis_container_start(repository):
+    """Without it they would start in RUN/code, and no edit would ever take effect."""
+    folder = repository / "tools"
+    made = plan(folder, entry="lib:train", runs_dir="runs", cluster=PYXIS, code="live")
+    root, run = repository, made.layout.root
+    (mounts,) = (line for line in made.script.splitlines() if "--container-mounts=" in line)
+    first, *further, own, last = mounts.partition("=")[2].removesuffix(" \\").split(",")
+    assert (first, own, last) == (f"{root}:{root}", f"{run}:{run}", "/d:/d")
+    (paths,) = (line for line in made.script.splitlines() if line.startswith("export PYTHONPATH="))
+    outside = [
+        path for path in paths.partition("=")[2].split(":") if not path.startswith(f"{root}")
+    ]
+    assert further == [f"{path}:{path}" for path in outside]
+    assert f"--container-workdir={folder} \\\n" in made.script
+
+    made = plan(folder, entry="lib:train", runs_dir="runs", cluster=PYXIS)
+    assert f"--container-mounts={made.layout.root}:{made.layout.root},/d:/d \\\n" in made.script
+    assert f"--container-workdir={made.layout.code} \\\n" in made.script
+
+
+def test_live_code_that_pyxis_cannot_mount_is_refused(repository):
+    moved = repository.rename(repository.with_name("a,b"))
+    runs = moved.parent / "runs"
+    plan(moved, runs_dir=runs, cluster=PYXIS)
+    plan(moved, runs_dir=runs, code="live")
+    with pytest.raises(SpecError, match="code=live mounts .*a,b` into the container"):
+        plan(moved, runs_dir=runs, cluster=PYXIS, code="live")
+
+
 def test_outside_git_the_files_beside_the_entry_are_taken(tmp_path):
     for name in ("mytrain.py", "mymodel.py", "pkg/__init__.py", "pkg/data.txt", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -259,7 +291,7 @@ def test_a_failure_leaves_nothing_behind(repository, monkeypatch):
 def test_an_existing_run_directory_is_never_touched(repository):
     made = frozen(repository)
     before = made.layout.run_json.read_bytes()
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match=f"`{made.layout.root}` exists: two runs cannot share"):
         freeze(made)
     assert made.layout.run_json.read_bytes() == before
     assert [path.name for path in (repository / "runs").iterdir()] == [made.run_id]

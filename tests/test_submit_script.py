@@ -122,6 +122,31 @@ def test_the_job_leaves_with_the_code_that_fits(loop, claim, recover, code):
     assert process.wait(30) == code
 
 
+@pytest.mark.parametrize("claim", ["126", "127", "1"])
+def test_a_file_system_that_is_away_is_waited_for_though_no_python_can_say_so(loop, claim):
+    process, run_dir = loop(claim=[claim, "0 done"])
+    assert process.wait(30) == 0
+    assert len(calls(run_dir)) == 2
+
+
+def test_an_error_of_a_verb_is_final_where_the_run_can_be_read(loop, tmp_path):
+    run_json = tmp_path / "it's a $(touch x) run" / "run.json"
+    run_json.touch()
+    process, run_dir = loop(claim=["1", "0 done"])
+    assert process.wait(30) == 1
+    assert len(calls(run_dir)) == 1
+
+
+def test_the_source_is_waited_for(loop, tmp_path):
+    code = tmp_path / "it's a $(touch x) run" / "code"
+    code.rmdir()
+    process, run_dir = loop(claim=["0 done"])
+    time.sleep(0.3)
+    code.mkdir()
+    assert process.wait(30) == 0
+    assert len(calls(run_dir)) == 1
+
+
 @pytest.mark.parametrize(
     "number, option", [(signal.SIGTERM, ["--term"]), (signal.SIGUSR1, []), (signal.SIGUSR2, [])]
 )

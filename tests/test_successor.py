@@ -1,71 +1,24 @@
 """A run's next job: requeued, or queued once as a successor, held, cancelled, and let in or not."""
 
+import functools
 import itertools
 
 import pytest
-from fakes.slurm_queue import SITE, Slurm
+from fakes.batch_loop import OWN, begin, end, make_run, stopped
+from fakes.slurm_queue import Slurm
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json, write_json
-from ftslurm.recovery.claim import claim_attempt
 from ftslurm.recovery.recover import recover
-from ftslurm.run.attempts import STOPPED, Attempt, Outcome, claim, read_events, write_outcome
-from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, add_job, read_jobs
-from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.run.attempts import Attempt, claim, read_events
+from ftslurm.run.jobs import BY_BATCH, BY_PERSON, add_job, read_jobs
 from ftslurm.scheduler.protocol import RequeueImpossible
 from ftslurm.scheduler.sbatch import NotReachedError, RefusedError, UnclearError
-
-OWN = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.fixture
 def make(tmp_path):
-    def make(continue_by="resubmit"):
-        layout = RunLayout(tmp_path)
-        layout.submit.mkdir()
-        layout.steps.mkdir(parents=True)
-        record = {
-            "schema_version": 1,
-            "run_id": "r",
-            "scheduler": "slurm",
-            "site": SITE.to_dict(),
-            "continue_by": continue_by,
-            "spec": to_dict(RunSpec()),
-        }
-        write_json(layout.run_json, record)
-        singleton = "--dependency=singleton " if continue_by == "resubmit" else ""
-        layout.sbatch_command.write_text(
-            f"sbatch --parsable --job-name=a {singleton}{layout.script}\n"
-        )
-        add_job(layout, "12", scheduler="slurm", queued_by=BY_SUBMIT)
-        return layout
-
-    return make
-
-
-def begin(layout, slurm, monkeypatch, environ=OWN):
-    """The claim of a job, as its batch script asks for it."""
-    monkeypatch.setattr("ftslurm.recovery.claim.open_scheduler", lambda *_, **__: slurm)
-    said = claim_attempt(layout, environ, submit=slurm.sbatch)
-    if said.startswith("go"):
-        number = int(said.split()[1])
-        (layout.attempt(number).logs / "rank-0.log").touch()
-    return said
-
-
-def stopped(layout, number=1, order=None):
-    paths = layout.attempt(number)
-    asked = {"order": order} if order else {"signal": "SIGUSR1"}
-    write_outcome(paths, Outcome(STOPPED, step=20, committed_step=20, **asked))
-
-
-def end(layout, slurm, *, attempt=1, rc=75, term=False, environ=OWN, clock=None):
-    times = clock or itertools.count(1000.0)
-    return recover(
-        layout, slurm, environ, attempt=attempt, rc=rc, term=term, submit=slurm.sbatch,
-        now=lambda: float(next(times)), sleep=lambda s: None,
-    )  # fmt: skip
+    return functools.partial(make_run, tmp_path)
 
 
 def after(layout):
@@ -332,3 +285,50 @@ def test_a_claim_that_was_cut_off_has_not_begun_for_a_successor(make, monkeypatc
     layout.attempt(1).attempt_json.unlink()
     add_job(layout, "13", scheduler="slurm", queued_by=BY_BATCH, after="12")
     assert begin(layout, slurm, monkeypatch, {**OWN, "SLURM_JOB_ID": "13"}).startswith("go 2 ")
+
+
+NOT_PASSED, PASSED = "5000", "500"
+
+
+@pytest.mark.parametrize(("way", "stop_at", "action"), [
+    ("resubmit", NOT_PASSED, "stop"), ("resubmit", PASSED, "requeued"),
+    ("requeue", NOT_PASSED, "stop"), ("requeue", PASSED, "requeued"),
+])  # fmt: skip
+def test_without_accounting_the_clock_tells_a_time_limit_from_a_persons_cancel(
+    make, monkeypatch, way, stop_at, action
+):
+    layout, slurm = make(way), Slurm(requeues=False)
+    begin(layout, slurm, monkeypatch)
+    slurm.gone = None
+    environ = {**OWN, "FTSLURM_STOP_AT": stop_at}
+    decision = end(layout, slurm, rc=143, term=True, environ=environ)
+    assert decision.action == action
+    assert ("somebody has cancelled" in decision.reason) is (action == "stop")
+    assert list(slurm.queue) == ([] if action == "stop" else ["13"])
+
+
+def test_a_preemption_is_no_cancel_whatever_the_clock_says(make, monkeypatch):
+    layout, slurm = make(), Slurm(preempted=True)
+    begin(layout, slurm, monkeypatch)
+    slurm.gone = None
+    environ = {**OWN, "FTSLURM_STOP_AT": NOT_PASSED}
+    assert end(layout, slurm, rc=143, term=True, environ=environ).action == "requeued"
+
+
+def test_a_run_that_does_not_know_how_it_was_submitted_stops_and_says_so(make, monkeypatch):
+    layout, slurm = make("requeue"), Slurm(requeues=NO_SCONTROL)
+    begin(layout, slurm, monkeypatch)
+    layout.sbatch_command.unlink()
+    stopped(layout)
+    decision = end(layout, slurm)
+    assert decision.action == "stop" and "how this run was submitted" in decision.reason
+    assert read_json(layout.attempt(1).decision_json)["action"] == "stop"
+
+
+def test_a_stop_also_cancels_the_successor_whose_id_was_never_told(make, monkeypatch):
+    layout, slurm = make("requeue"), Slurm(flag=False)
+    slurm.answers = [UnclearError("sbatch lost its connection")]
+    begin(layout, slurm, monkeypatch)
+    assert list(slurm.queue) == ["13"] and len(after(layout)) == 1
+    assert end(layout, slurm, rc=78).action == "stop"
+    assert slurm.queue == {}

@@ -13,6 +13,7 @@ from typing import Optional
 from ftslurm.checkpoint.choose import Fence, Rejected
 from ftslurm.checkpoint.verification import Expectation, verify_heads
 from ftslurm.errors import CheckpointError
+from ftslurm.files import Patience
 from ftslurm.run import attempts
 from ftslurm.run.layout import RunLayout
 
@@ -38,9 +39,11 @@ def refuse_superseded(layout: RunLayout, attempt: int) -> None:
     )
 
 
-def stray(path: Path, fence: Fence, *, expect: Expectation) -> Optional[Rejected]:
+def stray(
+    path: Path, fence: Fence, *, expect: Expectation, patience: Optional[Patience] = None
+) -> Optional[Rejected]:
     """What an older attempt published at `path` after the fence was set; None for all else."""
-    heads = verify_heads(path, expect=expect)
+    heads = verify_heads(path, expect=expect, patience=patience)
     if heads.manifest is None or heads.misplaced:
         return None
     reason = fence.problem(heads.manifest, heads.committed_digest)

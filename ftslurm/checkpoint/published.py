@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from ftslurm.checkpoint.reading import read_small
 from ftslurm.checkpoint.record_json import decode_commit
 from ftslurm.checkpoint.records import COMMITTED, Commit
 from ftslurm.errors import CheckpointError, FormatError
-from ftslurm.files import list_folder
+from ftslurm.files import Patience, list_folder
 from ftslurm.run.layout import RunLayout, parse_step_name
 
 
@@ -31,9 +32,11 @@ def published_steps(layout: RunLayout) -> list[PublishedStep]:
     OSError when the newest cannot be read just now: an older one must not be taken for it.
     """
     steps: list[PublishedStep] = []
+    patience = Patience()
     for path in step_folders(layout):
+        patience.renew()
         try:
-            commit = read_commit(path)
+            commit = read_commit(path, patience=patience)
         except (CheckpointError, FormatError) as error:
             if isinstance(error.__cause__, OSError) and not steps:
                 raise error.__cause__ from None
@@ -53,9 +56,10 @@ def step_folders(layout: RunLayout) -> list[Path]:
     return sorted(named, key=_named_step, reverse=True)
 
 
-def read_commit(path: Path) -> Commit:
+def read_commit(path: Path, *, patience: Optional[Patience] = None) -> Commit:
     """COMMITTED of a step folder; CheckpointError or FormatError without a good one."""
-    return decode_commit(read_small(path / COMMITTED), where=f"`{path / COMMITTED}`")
+    data = read_small(path / COMMITTED, patience=patience)
+    return decode_commit(data, where=f"`{path / COMMITTED}`")
 
 
 def _named_step(path: Path) -> int:

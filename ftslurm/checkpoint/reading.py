@@ -3,7 +3,8 @@
 By the cause of the CheckpointError: an OSError as `__cause__` (EIO, ESTALE, EACCES, a timeout ...)
 says nothing against the file: the same read may work later. A missing file, or something else in
 its place, is damage, and so is all that is wrong with bytes that could be read; such an error has
-no cause. Before either is said, a late or stumbling file system has had its time (`patiently`).
+no cause. Before either is said, a late or stumbling file system has had its time (`patiently`),
+which those who look at all files of a step give once for all of them (`Patience`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Optional
 
 from ftslurm import faults
 from ftslurm.errors import CheckpointError
-from ftslurm.files import patiently
+from ftslurm.files import Patience, patiently
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
@@ -34,7 +35,9 @@ def reading(what: str) -> Iterator[None]:
         )
 
 
-def read_small(path: Path, *, announced: bool = False) -> bytes:
+def read_small(
+    path: Path, *, announced: bool = False, patience: Optional[Patience] = None
+) -> bytes:
     """A small file; `announced`: another rank has seen it, so it is waited for."""
 
     def read() -> bytes:
@@ -42,10 +45,10 @@ def read_small(path: Path, *, announced: bool = False) -> bytes:
         return path.read_bytes()
 
     with reading(f"`{path}`"):
-        return patiently(read, path, announced=announced)
+        return patiently(read, path, announced=announced, patience=patience)
 
 
-def size_of(path: Path) -> int:
+def size_of(path: Path, *, patience: Optional[Patience] = None) -> int:
     """Bytes that can be read of a regular file.
 
     Opened for it: that makes NFS ask the server (close-to-open), where lstat may be answered from
@@ -63,24 +66,27 @@ def size_of(path: Path) -> int:
             os.close(fd)
 
     with reading(f"`{path}`"):
-        return patiently(size, path)
+        return patiently(size, path, patience=patience)
 
 
 class StepFile:
     """A file of a step that is read in parts. A handle that went stale is opened again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience: Optional[Patience] = None) -> None:
         self._path = path
+        self._patience = patience
         self._fd: Optional[int] = None
 
     def read_at(self, into: memoryview, offset: int) -> int:
         """Fill `into` from `offset`; returns the bytes read, fewer only at the end of the file."""
-        return patiently(lambda: self._read(into, offset), self._path)
+        return patiently(lambda: self._read(into, offset), self._path, patience=self._patience)
 
     def forget_cached(self) -> None:
         """Bytes still in memory from the writing would hide what the device really holds."""
         patiently(
-            lambda: os.posix_fadvise(self._opened(), 0, 0, os.POSIX_FADV_DONTNEED), self._path
+            lambda: os.posix_fadvise(self._opened(), 0, 0, os.POSIX_FADV_DONTNEED),
+            self._path,
+            patience=self._patience,
         )
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from ftslurm.checkpoint.records import (
     shard_name,
 )
 from ftslurm.errors import CheckpointError, FormatError
-from ftslurm.files import patiently, write_atomic
+from ftslurm.files import Patience, patiently, write_atomic
 
 if TYPE_CHECKING:
     # At run time only a writer pays for it: it loads logging and queue, and cold verbs read only.
@@ -102,10 +102,12 @@ def write_shard(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def read_index(folder: Path, entry: IndexEntry, algorithm: str) -> ShardIndex:
+def read_index(
+    folder: Path, entry: IndexEntry, algorithm: str, *, patience: Optional[Patience] = None
+) -> ShardIndex:
     """One rank's index, its bytes verified against the manifest's entry."""
     path = folder / entry.path
-    data = read_small(path)
+    data = read_small(path, patience=patience)
     if len(data) != entry.bytes or digest(algorithm, data) != entry.digest:
         raise CheckpointError(
             f"`{path}` is not the index that the manifest names: {len(data)} bytes, expected "

@@ -18,7 +18,7 @@ from ftslurm.checkpoint.records import Manifest
 from ftslurm.checkpoint.removal import remove_folder
 from ftslurm.checkpoint.retain import Retention
 from ftslurm.checkpoint.verification import Expectation, Verification, verify_step
-from ftslurm.files import read_json
+from ftslurm.files import Patience, read_json
 from ftslurm.run.attempts import AdoptedStep
 from ftslurm.run.layout import RunLayout, parse_step_name
 
@@ -53,10 +53,11 @@ class CheckpointStore:
         full: bool,
         expect_step: Optional[int] = None,
         on_bytes: Callable[[int], None] = lambda count: None,
+        patience: Optional[Patience] = None,
     ) -> Verification:
         """Check one step folder; `full` reads every byte."""
         expect = Expectation(step=expect_step, run_id=self._run_id())
-        return verify_step(path, full=full, expect=expect, on_bytes=on_bytes)
+        return verify_step(path, full=full, expect=expect, on_bytes=on_bytes, patience=patience)
 
     def choose(
         self,
@@ -65,14 +66,16 @@ class CheckpointStore:
         attempt: int = 0,
         adopted: Optional[list[AdoptedStep]] = None,
         failed: Optional[Mapping[int, str]] = None,
+        patience: Optional[Patience] = None,
     ) -> Choice:
         """The step to restore; `attempt` is the one that asks, `adopted` what it adopted.
 
-        `failed`: steps that a rank could not read, with the reason; they count as bad.
+        `failed`: steps that a rank could not read, with the reason; they count as bad. `patience`:
+        what `fence`, or a choice before, has left.
         """
         candidates = (
             (step, path, _failed(found, failed[step]) if failed and step in failed else found)
-            for step, path, found in self._verified(full=full)
+            for step, path, found in self._verified(full, patience or Patience())
         )
         return decide(candidates, Fence(attempt, adopted))
 
@@ -80,11 +83,24 @@ class CheckpointStore:
         """Rank 0: move a rejected step out of the way, with the reason."""
         return quarantine.quarantine(self.layout, rejected)
 
-    def fence(self, attempt: int, adopted: Optional[list[AdoptedStep]]) -> list[Rejected]:
-        """Steps that an older attempt published after `attempt` was claimed."""
+    def fence(
+        self,
+        attempt: int,
+        adopted: Optional[list[AdoptedStep]],
+        *,
+        patience: Optional[Patience] = None,
+    ) -> list[Rejected]:
+        """Steps that an older attempt published after `attempt` was claimed.
+
+        What cannot be read is none for now, so all steps together are waited for as one would be.
+        """
         fence = Fence(attempt, adopted)
         expect = Expectation(run_id=self._run_id())
-        found = [stray(path, fence, expect=expect) for path in step_folders(self.layout)]
+        patience = patience or Patience()
+        found = [
+            stray(path, fence, expect=expect, patience=patience)
+            for path in step_folders(self.layout)
+        ]
         return [rejected for rejected in found if rejected is not None]
 
     def retain(
@@ -106,11 +122,12 @@ class CheckpointStore:
             keep_last, keep_every_steps, protect, attempt=attempt, should_stop=should_stop
         )
 
-    def _verified(self, *, full: bool) -> Iterator[tuple[int, Path, Verification]]:
+    def _verified(self, full: bool, patience: Patience) -> Iterator[tuple[int, Path, Verification]]:
         for path in step_folders(self.layout):
             step = parse_step_name(path.name)
             assert step is not None, path
-            yield step, path, self.verify(path, full=full)
+            patience.renew()
+            yield step, path, self.verify(path, full=full, patience=patience)
 
     def _run_id(self) -> Optional[str]:
         """None in a folder without run.json, e.g. steps copied elsewhere."""

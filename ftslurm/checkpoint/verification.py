@@ -27,7 +27,7 @@ from ftslurm.checkpoint.records import (
 )
 from ftslurm.checkpoint.shard import read_index
 from ftslurm.errors import CheckpointError, FormatError, FtslurmError
-from ftslurm.files import list_folder
+from ftslurm.files import Patience, list_folder
 from ftslurm.run.layout import parse_step_name
 
 
@@ -75,12 +75,23 @@ class _Progress:
     problems: list[str] = field(default_factory=list)
     unreadable: list[OSError] = field(default_factory=list)
     """Causes of those problems that are no damage."""
+    patience: Patience = field(default_factory=Patience)
+    """Left for the files that have not been looked at yet."""
 
     def failed(self, error: FtslurmError) -> None:
         """A problem found by an exception."""
         self.problems.append(str(error))
         if isinstance(error.__cause__, OSError):
             self.unreadable.append(error.__cause__)
+
+    @property
+    def is_damage_known(self) -> bool:
+        return len(self.problems) > len(self.unreadable)
+
+    @property
+    def is_gone(self) -> bool:
+        """Damage for which there was a wait: the other files may be as slow to say so."""
+        return self.patience.is_past_lag and self.is_damage_known
 
     def add(self, count: int) -> None:
         self.bytes_read += count
@@ -90,7 +101,7 @@ class _Progress:
 
     def judge(self, heads: Verification, strangers: Sequence[str] = ()) -> Verification:
         """`heads` with all that is known by now."""
-        only_unreadable = self.unreadable and len(self.unreadable) == len(self.problems)
+        only_unreadable = self.unreadable and not self.is_damage_known
         return replace(
             heads,
             ok=not self.problems,
@@ -108,12 +119,15 @@ def verify_step(
     expect: Expectation = Expectation(),
     on_bytes: Callable[[int], None] = lambda count: None,
     should_stop: Callable[[], bool] = lambda: False,
+    patience: Optional[Patience] = None,
 ) -> Verification:
-    """Check a published step. `full` reads every byte of it; otherwise records and sizes only.
+    """Check a published step. `full` reads every byte of it; otherwise records and sizes only, and
+    only up to the first file that was waited for and is gone.
 
-    The folder's name is held against the manifest if it is that of a step.
+    The folder's name is held against the manifest if it is that of a step. All files of the step
+    together are waited for as one would be, with what `patience` has left.
     """
-    progress = _Progress(on_bytes, should_stop)
+    progress = _Progress(on_bytes, should_stop, patience=patience or Patience())
     heads = _verify_heads(path, expect, progress)
     if heads.manifest is None:
         return heads
@@ -124,9 +138,12 @@ def verify_step(
     return progress.judge(heads, strangers)
 
 
-def verify_heads(path: Path, *, expect: Expectation = Expectation()) -> Verification:
+def verify_heads(
+    path: Path, *, expect: Expectation = Expectation(), patience: Optional[Patience] = None
+) -> Verification:
     """Check COMMITTED and the manifest alone: who published the step, and is it of this place?"""
-    return _verify_heads(path, expect, _Progress(lambda count: None, lambda: False))
+    progress = _Progress(lambda count: None, lambda: False, patience=patience or Patience())
+    return _verify_heads(path, expect, progress)
 
 
 def _verify_heads(path: Path, expect: Expectation, progress: _Progress) -> Verification:
@@ -160,7 +177,7 @@ def loadability_problems(path: Path, identity: str) -> list[str]:
 
 def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Optional[Manifest]]:
     try:
-        commit = read_commit(path)
+        commit = read_commit(path, patience=progress.patience)
     except (CheckpointError, FormatError) as error:
         progress.failed(error)
         return None, None
@@ -173,7 +190,7 @@ def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Opti
 
 def _read_manifest(path: Path, identity: str, progress: _Progress) -> Optional[Manifest]:
     try:
-        data = read_small(path / MANIFEST)
+        data = read_small(path / MANIFEST, patience=progress.patience)
         if manifest_digest(data) != identity:
             raise CheckpointError(f"`{path / MANIFEST}` does not have the digest in {COMMITTED}")
         manifest = decode_manifest(data, where=f"`{path / MANIFEST}`")
@@ -204,9 +221,11 @@ def _check_contents(
     indexes: list[ShardIndex] = []
     for entry in manifest.indexes:
         try:
-            indexes.append(read_index(path, entry, algorithm))
+            indexes.append(read_index(path, entry, algorithm, patience=progress.patience))
         except (CheckpointError, FormatError) as error:
             progress.failed(error)
+            if not full and progress.is_gone:
+                return None
         else:
             progress.add(entry.bytes)
     if len(indexes) == manifest.world_size:
@@ -215,7 +234,7 @@ def _check_contents(
         for file in index.files:
             names.add(file.path)
             try:
-                _check_size(path / file.path, file.bytes)
+                _check_size(path / file.path, file.bytes, progress.patience)
                 if full:
                     records = [record for record in index.tensors if record.file == file.path]
                     _scan(path / file.path, file, records, algorithm, progress)
@@ -223,6 +242,8 @@ def _check_contents(
                 raise
             except CheckpointError as error:
                 progress.failed(error)
+                if not full and progress.is_gone:
+                    return None
     return names if len(indexes) == manifest.world_size else None
 
 
@@ -230,7 +251,7 @@ def _strangers(path: Path, names: set[str], progress: _Progress) -> list[str]:
     """A sentence for each file of another name."""
     try:
         with reading(f"`{path}`"):
-            found = sorted(list_folder(path))
+            found = sorted(list_folder(path, patience=progress.patience))
     except CheckpointError as error:
         progress.failed(error)
         return []
@@ -241,8 +262,8 @@ def _strangers(path: Path, names: set[str], progress: _Progress) -> list[str]:
     ]
 
 
-def _check_size(path: Path, size_bytes: int) -> None:
-    found_bytes = size_of(path)
+def _check_size(path: Path, size_bytes: int, patience: Patience) -> None:
+    found_bytes = size_of(path, patience=patience)
     if found_bytes != size_bytes:
         raise CheckpointError(f"`{path}` has {found_bytes} bytes, expected {size_bytes}")
 
@@ -257,7 +278,7 @@ def _scan(
     """Every byte of one file against the digests of its chunks and of its tensors, in one pass."""
     tensors = _TensorDigests(records, algorithm)
     with reading(f"`{path}`"):
-        for chunk, data in _read_ahead(path, file.chunks):
+        for chunk, data in _read_ahead(path, file.chunks, progress.patience):
             if len(data) != chunk.bytes or digest(algorithm, data) != chunk.digest:
                 progress.problems.append(
                     f"`{path}` is damaged between bytes {chunk.offset} and "
@@ -268,12 +289,14 @@ def _scan(
     progress.problems += [f"`{path}`: tensor {ascii(key)} is damaged" for key in tensors.damaged()]
 
 
-def _read_ahead(path: Path, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, memoryview]]:
+def _read_ahead(
+    path: Path, chunks: Sequence[Chunk], patience: Patience
+) -> Iterator[tuple[Chunk, memoryview]]:
     """Chunks in order; the next one is read in a thread while the caller digests this one."""
     # Here because of what it costs a command that only lists steps (it loads logging and queue).
     from concurrent.futures import ThreadPoolExecutor
 
-    file = StepFile(path)
+    file = StepFile(path, patience=patience)
     size = max((chunk.bytes for chunk in chunks), default=0)
     buffers = [memoryview(bytearray(size)) for _ in range(2)]
 

@@ -306,7 +306,7 @@ class Checkpointer:
             self._is_broken = True
             assert save.error is not None
             failure = Failure(self._groups.rank, reason_of(save.error))
-            self._note_failures(save.step, [failure])
+            self._note_failures(save.step, [failure], of_all=False)
         elif save.result.is_committed:
             self._setbacks.committed()
             self._parent = Parent(save.step, save.result.digest)
@@ -319,10 +319,10 @@ class Checkpointer:
                 },
             )
         else:
-            self._note_failures(save.step, save.result.failures)
+            self._note_failures(save.step, save.result.failures, of_all=save.result.failed_all)
 
-    def _note_failures(self, step: int, failures: Sequence[Failure]) -> None:
-        self._setbacks.failed([failure.errno for failure in failures])
+    def _note_failures(self, step: int, failures: Sequence[Failure], *, of_all: bool) -> None:
+        self._setbacks.failed([failure.errno for failure in failures], of_all=of_all)
         self._on_event(
             "save_failed",
             {

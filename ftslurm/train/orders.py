@@ -1,9 +1,10 @@
 """Rank 0's side of an operator's orders: which one is due, and when it has been carried out.
 
 A thread looks for the files, so that a file system that hangs holds up no step and no last save. An
-order's file is taken away once what it asks for is durable: a save when a step has committed that
-was trained when the order was seen, a stop when the attempt's outcome is written. A save that fails
-is reported and not tried again: an order must not end a run by its failures.
+ordered save's file is taken away when a step has committed that was trained when the order was
+seen; a save that fails is reported and not tried again: an order must not end a run by its
+failures. The file of a stop or a pause is never taken away here, but after the job has left: one
+that dies before must find it again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from ftslurm.run import control
 from ftslurm.run.attempts import FINISHED, Outcome
-from ftslurm.run.control import LEAVING, ORDERS, SAVE, ControlFiles, Order, strength
+from ftslurm.run.control import LEAVING, SAVE, ControlFiles, Order, strength
 
 FIRST_LOOK_S = 1.0
 """How long the start of an attempt waits for the first look."""
@@ -92,23 +93,26 @@ class Orders:
         return max((name for name in names if name in LEAVING), key=strength, default=None)
 
     def ended(self, outcome: Outcome) -> None:
-        """The outcome is durable: what it has carried out must not meet the next attempt. A run
-        that has finished leaves nothing to order."""
-        obeyed = strength(outcome.order)
-        for name in ORDERS:
-            is_over = outcome.result == FINISHED or 0 < strength(name) <= obeyed
-            if name == SAVE:
-                is_saved = outcome.committed_step == outcome.step
-                is_over = is_saved and (is_over or SAVE in self._open)
-            if is_over:
-                self._close(name, "order_done", {"step": outcome.committed_step})
+        """The outcome is durable: say what it has carried out. A run that has finished leaves
+        nothing to order."""
+        facts = {"step": outcome.committed_step}
+        is_finished = outcome.result == FINISHED
+        for name in LEAVING:
+            if is_finished or strength(name) <= strength(outcome.order):
+                self._done(name, "order_done", facts)
+        is_asked_for = is_finished or outcome.order is not None or SAVE in self._open
+        if is_asked_for and outcome.committed_step == outcome.step:
+            self._close(SAVE, "order_done", facts)
 
     def _close(
         self, name: str, kind: str, facts: Mapping[str, Any], given_by_ns: int | None = None
     ) -> None:
+        self._done(name, kind, facts)
+        with contextlib.suppress(OSError):
+            self._files.take_away(name, given_by_ns=given_by_ns)
+
+    def _done(self, name: str, kind: str, facts: Mapping[str, Any]) -> None:
         seen = self._open.pop(name, None)
         if seen is not None:
             self._closed[name] = seen.order
             self._event(kind, {**facts, "order": name})
-        with contextlib.suppress(OSError):
-            self._files.take_away(name, given_by_ns=given_by_ns)

@@ -8,6 +8,7 @@ temporary folder is removed then and published steps are untouched.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ftslurm.checkpoint.records import IndexEntry, Manifest, ShardIndex
 from ftslurm.checkpoint.shard import TensorData, write_shard
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import CheckpointError, FtslurmError
-from ftslurm.train.exchange import broadcast_json, gather_json
+from ftslurm.train.exchange import broadcast_json, gather_json, largest
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class SaveResult:
     seconds: float = 0.0
     digest: str = ""
     """Identity of the committed step: the digest of its manifest."""
+    failed_all: bool = False
+    """No rank could write: nothing points at one node."""
 
     @property
     def is_committed(self) -> bool:
@@ -83,14 +86,18 @@ def persist(job: SaveJob, place: Place) -> SaveResult:
     began_at = time.monotonic()
     answer = _open_folder(job, place)
     if "reason" in answer:
-        return SaveResult(job.step, [Failure(0, **answer)])
+        failure = Failure(0, **answer)
+        return SaveResult(job.step, [failure], failed_all=not _can_any_write(place))
     folder = Path(answer["folder"])
     rows = gather_json(_write(job, place, folder), place.group, world_size=place.world_size)
     outcome = _conclude(job, place, folder, rows) if place.rank == 0 else None
     outcome = broadcast_json(outcome, place.group, world_size=place.world_size)
     failures = [Failure(**row) for row in outcome["failures"]]
     seconds = time.monotonic() - began_at
-    return SaveResult(job.step, failures, outcome["bytes"], seconds, outcome["digest"])
+    failed_all = {failure.rank for failure in failures} == set(range(place.world_size))
+    return SaveResult(
+        job.step, failures, outcome["bytes"], seconds, outcome["digest"], failed_all=failed_all
+    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -118,6 +125,16 @@ def _open_folder(job: SaveJob, place: Place) -> dict[str, Any]:
             answer = _account(error)
     reply: dict[str, Any] = broadcast_json(answer, place.group, world_size=place.world_size)
     return reply
+
+
+def _can_any_write(place: Place) -> bool:
+    """Whether a rank besides rank 0 might have made the folder. Collective."""
+    layout = place.store.layout
+    folders = (layout.steps, layout.checkpoints, layout.root)
+    nearest = next((folder for folder in folders if os.path.lexists(folder)), layout.root)
+    # access(2) asks the server (NFS) and knows of a read-only mount, and leaves nothing behind.
+    can_write = place.rank != 0 and os.access(nearest, os.W_OK | os.X_OK)
+    return bool(largest([int(can_write)], place.group, world_size=place.world_size)[0])
 
 
 def _write(job: SaveJob, place: Place, folder: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import MANIFEST, Manifest
 from ftslurm.checkpoint.sight import await_step
 from ftslurm.errors import CheckpointError, FtslurmError, RunError
+from ftslurm.files import Patience
 from ftslurm.run.attempts import AdoptedStep
 from ftslurm.train import rng
 from ftslurm.train.exchange import broadcast_json, gather_json
@@ -62,6 +63,8 @@ class Restorer:
         self._device = device
         self._attempt = attempt
         self._node = node
+        self._patience = Patience()
+        """Of rank 0, over all steps: the others meanwhile wait in a collective that has a limit."""
 
     def restore(self, adopted: list[AdoptedStep] | None, on_event: OnEvent) -> Restored | None:
         """The newest step that every rank verified; None when the run never committed any."""
@@ -69,7 +72,7 @@ class Restorer:
         # Unlike damaged steps these never were part of this run's history.
         self._on_rank_0(
             "cannot put steps of older attempts aside",
-            lambda: self._set_aside(self._place.store.fence(self._attempt, adopted), on_event),
+            lambda: self._set_aside(self._strays(adopted), on_event),
         )
         while True:
             offer = self._on_rank_0(
@@ -113,6 +116,9 @@ class Restorer:
             raise CheckpointError(answer["error"])
         raise StorageError(f"{answer['error']} (rank 0 on {answer['node']}); try again")
 
+    def _strays(self, adopted: list[AdoptedStep] | None) -> list[Rejected]:
+        return self._place.store.fence(self._attempt, adopted, patience=self._patience)
+
     def _offer(
         self, adopted: list[AdoptedStep] | None, rejected: dict[int, Rejected]
     ) -> dict[str, Any]:
@@ -123,7 +129,11 @@ class Restorer:
             await_step(self._place.store.layout, max(row.step for row in adopted))
         failed = {step: row.reason for step, row in rejected.items()}
         choice = self._place.store.choose(
-            full=False, adopted=adopted, attempt=self._attempt, failed=failed
+            full=False,
+            adopted=adopted,
+            attempt=self._attempt,
+            failed=failed,
+            patience=self._patience,
         )
         rejected.update({row.step: row for row in choice.rejected})
         if choice.path is not None and choice.manifest is not None:

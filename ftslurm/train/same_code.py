@@ -15,7 +15,15 @@ from ftslurm.errors import CodeError
 from ftslurm.run.modules import Module, look
 from ftslurm.run.rank import RankEnvironment
 from ftslurm.run.record import RunRecord
-from ftslurm.run.same_code import Event, between_nodes, error, keep, with_earlier
+from ftslurm.run.same_code import (
+    Event,
+    between_nodes,
+    error,
+    keep,
+    names,
+    node_facts,
+    with_earlier,
+)
 from ftslurm.train.exchange import broadcast_json, gather_json
 
 log = logging.getLogger(__name__)
@@ -29,14 +37,17 @@ def check_same_code(
     began = time.monotonic()
     # Ranks of one node read the same files.
     mine = look(env.attempt) if env.local_rank == 0 else {}
-    digests = {name: module.sha256 for name, module in mine.items()}
-    other, theirs = broadcast_json([env.node, digests], group, world_size=env.world_size)
-    first = {name: Module("", digest, env.attempt) for name, digest in theirs.items()}
-    difference = between_nodes(mine, first, node=env.node, other=other)
-    words = gather_json(difference, group, world_size=env.world_size)
-    across = next((word for word in words if word), None)
+    files = {name: [module.file, module.sha256] for name, module in mine.items()}
+    other, theirs = broadcast_json([env.node, files], group, world_size=env.world_size)
+    first = {name: Module(file, digest, env.attempt) for name, (file, digest) in theirs.items()}
+    difference, rebuilt = between_nodes(env, record, mine, first, other=other)
+    found = gather_json([difference, env.node, names(rebuilt)], group, world_size=env.world_size)
+    across = next((sentence for sentence, _, _ in found if sentence), None)
+    built = [(node, modules) for _, node, modules in found if modules]
     earlier = None
     if env.rank == 0 and across is None:
+        if built:
+            on_event("code_changed", node_facts(built))
         earlier = with_earlier(env, record, mine, on_event=on_event)
     across, earlier = broadcast_json([across, earlier], group, world_size=env.world_size)
     if across is not None:

@@ -1,9 +1,10 @@
 """What failed saves mean for the attempt: go on, try again, or leave. Pure.
 
-A full disk, a quota, a missing right or a file system that has become read-only is the same for
-every attempt on every node: to leave would lose the steps trained since the last save and mend
-nothing. So such saves are told of and tried again, however many there are. All other failures may
-be this node's alone, and after some in a row the attempt ends so that another one may do better.
+A full disk or a quota is the same for every attempt on every node, and so is a missing right or a
+file system that takes no writes when no rank could write: to leave would lose the steps trained
+since the last save and mend nothing. So such saves are told of and tried again, however many there
+are. All other failures may be this node's alone (its credentials have expired, its mount has turned
+read-only), and after some in a row the attempt ends so that another one may do better.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-_SAME_EVERYWHERE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
-def is_same_everywhere(numbers: Sequence[int | None]) -> bool:
-    """Whether the failures of a save, by their error numbers, are all of that kind."""
-    return bool(numbers) and all(number in _SAME_EVERYWHERE for number in numbers)
+def is_same_everywhere(numbers: Sequence[int | None], *, of_all: bool) -> bool:
+    """Whether the failures of a save, by their error numbers, are all of that kind; `of_all`: no
+    rank could write."""
+    kind = _FULL | _CLOSED if of_all else _FULL
+    return bool(numbers) and all(number in kind for number in numbers)
 
 
 class Setbacks:
@@ -35,8 +39,8 @@ class Setbacks:
         self.in_a_row = self.against_attempt = 0
         self.is_of_disk = False
 
-    def failed(self, numbers: Sequence[int | None]) -> None:
+    def failed(self, numbers: Sequence[int | None], *, of_all: bool) -> None:
         self.total += 1
         self.in_a_row += 1
-        self.is_of_disk = is_same_everywhere(numbers)
+        self.is_of_disk = is_same_everywhere(numbers, of_all=of_all)
         self.against_attempt += not self.is_of_disk

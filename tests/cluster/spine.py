@@ -49,7 +49,7 @@ class Run:
             return []
         return [json.loads(line)["step"] for line in _whole_lines(path)]
 
-    def wait_for_step(self, attempt: int, step: int, *, timeout_s: float = 90) -> None:
+    def wait_for_step(self, attempt: int, step: int, *, timeout_s: float = 180) -> None:
         wait_until(
             lambda: max(self.trained(attempt), default=-1) >= step or None,
             timeout_s=timeout_s,
@@ -60,9 +60,9 @@ class Run:
         """Another user's job takes the nodes of this one, which then waits and is hastened."""
         nodes = self.lab.show_job(self.job_id)["NodeList"]
         self.lab.preempt(2, nodelist=nodes, seconds=2)
-        self.lab.hasten(self.job_id, timeout_s=40)
+        self.lab.hasten(self.job_id, timeout_s=90)
 
-    def finish(self, *, timeout_s: float = 120) -> None:
+    def finish(self, *, timeout_s: float = 300) -> None:
         """Wait for the job's end; it has to have finished the run."""
         state = self.lab.wait_for_end(self.job_id, timeout_s)
         assert state == "COMPLETED" and self.layout.done.exists(), self.story()

@@ -13,7 +13,7 @@ from spine import STEPS, Run, ftslurm, submit
 
 from ftslurm.run.attempts import FINISHED, STOPPED
 
-pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.timeout(600)]
 
 Baseline = Callable[[str], Run]
 
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_stepped_over(lab: Lab, baseline: Baseline) -> N
     run.wait_for_step(1, 15)
     nodes = lab.show_job(run.job_id)["NodeList"]
     lab.preempt(2, nodelist=nodes, seconds=2)
-    lab.wait_for_state(run.job_id, ["PENDING"], timeout_s=40)
+    lab.wait_for_state(run.job_id, ["PENDING"], timeout_s=90)
     newest = max(run.layout.steps.glob("step-*"))
     shard = next(newest.glob("shard-*.bin"))
     shard.chmod(0o600)

@@ -68,6 +68,10 @@ class FakeScheduler:
         self._do("hasten", job_id)
         return True
 
+    def was_cancelled(self, job_id):
+        state = self.job_state(job_id)
+        return state.word == "CANCELLED" if state.is_ended else None
+
     def waiting(self, script):
         assert script.name == "train.sbatch"
         return self.queued
@@ -89,10 +93,10 @@ def make_run(layout, *looks):
     return _open(layout, FakeScheduler(job_7=looks))
 
 
-def make_run_with_successor(layout, current, successor):
+def make_run_with_successor(layout, current, *successor):
     add_job(layout, "7", scheduler="slurm", queued_by=BY_SUBMIT)
     add_job(layout, "8", scheduler="slurm", queued_by=BY_BATCH, after="7")
-    return _open(layout, FakeScheduler(job_7=[current], job_8=[successor]))
+    return _open(layout, FakeScheduler(job_7=[current], job_8=successor))
 
 
 def _open(layout, scheduler):
@@ -100,8 +104,8 @@ def _open(layout, scheduler):
     return OpenRun(layout, record, scheduler, control_files(layout, record))
 
 
-def train(layout, *, step=47, committed=40, phase="training"):
-    attempt = claim(layout, Attempt(0, "7", 0, ["n1"], 0.0))
+def train(layout, *, step=47, committed=40, phase="training", job_id="7"):
+    attempt = claim(layout, Attempt(0, job_id, 0, ["n1"], 0.0))
     progress = Progress(step=step, steps=100, committed_step=committed, phase=phase)
     write_progress(layout.attempt(attempt.number), progress)
     return layout.attempt(attempt.number)

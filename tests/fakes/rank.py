@@ -38,7 +38,7 @@ from ftslurm.run.attempts import (
     write_outcome,
     write_progress,
 )
-from ftslurm.run.control import LEAVING, ORDERS, SAVE, ControlFiles, of_strength, strength
+from ftslurm.run.control import LEAVING, SAVE, ControlFiles, of_strength, strength
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 from ftslurm.run.spec import from_dict
 
@@ -303,9 +303,8 @@ class FakeTraining:
             write_outcome(self.env.attempt_layout, outcome)
             if order:
                 self.event("order_done", order=order, step=self.step)
-            for name in ORDERS:
-                if result == FINISHED or strength(name) <= strength(order):
-                    self.control.take_away(name)
+            if result == FINISHED or order:
+                self.control.take_away(SAVE)
             self.progress(result)
         self.peers.exchange(None)
 

@@ -17,7 +17,7 @@ class Slurm:
     def __init__(self, *, requeues=True, preempted=False, flag=True):
         self.requeues, self.preempted, self.flag = requeues, preempted, flag
         self.queue, self.done, self.answers = {}, [], []
-        self.gone = set()
+        self.gone, self.ended = set(), {}
         self.lost_in = ()
         self.ids = itertools.count(13)
 
@@ -49,7 +49,10 @@ class Slurm:
         return self.preempted
 
     def was_cancelled(self, job_id):
-        return job_id in self.gone
+        return None if self.gone is None else job_id in self.gone
+
+    def end_word(self, job_id):
+        return self.ended.get(job_id)
 
     def forbid_requeue(self, job_id):
         self.done.append(f"forbid {job_id}")

@@ -64,7 +64,8 @@ class StorageTraining(FakeTraining):
         if not failures:
             self.setbacks.committed()
             return True
-        self.setbacks.failed([failure["errno"] for failure in failures])
+        # What is closed to one rank of these tests is closed to all.
+        self.setbacks.failed([failure["errno"] for failure in failures], of_all=True)
         self.event("save_failed", step=self.step, reason=failures[0]["reason"])
         if self.setbacks.against_attempt > self.spec.checkpoint.max_failed_saves:
             raise RunError(f"saves have failed: {failures[0]['reason']}")

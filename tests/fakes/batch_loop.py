@@ -1,0 +1,65 @@
+"""What a batch script asks of a run's verbs, against the queue of slurm_queue."""
+
+import itertools
+
+from fakes.slurm_queue import SITE
+
+from ftslurm.files import write_json
+from ftslurm.recovery.claim import claim_attempt
+from ftslurm.recovery.recover import recover
+from ftslurm.run.attempts import STOPPED, Outcome, write_outcome
+from ftslurm.run.jobs import BY_SUBMIT, add_job
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.spec import RunSpec, to_dict
+
+OWN = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+def make_run(folder, continue_by="resubmit", *, program=()):
+    """A run whose first job, 12, is queued."""
+    layout = RunLayout(folder)
+    layout.submit.mkdir()
+    layout.steps.mkdir(parents=True)
+    record = {
+        "schema_version": 1,
+        "run_id": "r",
+        "scheduler": "slurm",
+        "site": SITE.to_dict(),
+        "continue_by": continue_by,
+        "spec": to_dict(RunSpec(program=list(program))),
+    }
+    write_json(layout.run_json, record)
+    singleton = "--dependency=singleton " if continue_by == "resubmit" else ""
+    layout.sbatch_command.write_text(f"sbatch --parsable --job-name=a {singleton}{layout.script}\n")
+    add_job(layout, "12", scheduler="slurm", queued_by=BY_SUBMIT)
+    return layout
+
+
+def begin(layout, slurm, monkeypatch, environ=OWN):
+    """The claim of a job, as its batch script asks for it."""
+    monkeypatch.setattr("ftslurm.recovery.claim.open_scheduler", lambda *_, **__: slurm)
+    said = claim_attempt(layout, environ, submit=slurm.sbatch)
+    if said.startswith("go"):
+        number = int(said.split()[1])
+        (layout.attempt(number).logs / "rank-0.log").touch()
+    return said
+
+
+def begin_job(job_id, layout, slurm, monkeypatch):
+    """That of another one, which waits no longer."""
+    slurm.queue.pop(job_id, None)
+    return begin(layout, slurm, monkeypatch, {**OWN, "SLURM_JOB_ID": job_id})
+
+
+def stopped(layout, number=1, order=None):
+    paths = layout.attempt(number)
+    asked = {"order": order} if order else {"signal": "SIGUSR1"}
+    write_outcome(paths, Outcome(STOPPED, step=20, committed_step=20, **asked))
+
+
+def end(layout, slurm, *, attempt=1, rc=75, term=False, environ=OWN, clock=None):
+    times = clock or itertools.count(1000.0)
+    return recover(
+        layout, slurm, environ, attempt=attempt, rc=rc, term=term, submit=slurm.sbatch,
+        now=lambda: float(next(times)), sleep=lambda s: None,
+    )  # fmt: skip
