@@ -8,7 +8,7 @@ VERSION_OPTION := $(if $(SLURM_VERSION),--slurm-version $(SLURM_VERSION))
 SHARED_FS ?= none
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages submit test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status clean
+.PHONY: help setup packages submit bench test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

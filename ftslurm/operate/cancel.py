@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, parser
+from ftslurm.operate.ending import end_jobs
 from ftslurm.operate.standing import OpenRun, Standing, open_run
-from ftslurm.run.control import ORDERS
+from ftslurm.run.control import SAVE, STOP
 
 _EPILOG = """examples:
   ftslurm cancel runs/gpt-20260301-120000-3f9a
@@ -25,33 +28,34 @@ def main(argv: Optional[list[str]] = None) -> int:
     return finish("cancel", cancel(run), run, as_json=options.json)
 
 
-def cancel(run: OpenRun) -> Answer:
-    standing = run.look()
+def cancel(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    standing = run.look_twice(sleep)
     if standing.done:
         return Answer("done", "the run has finished; there is nothing to cancel")
     job_id = standing.job.job_id
     if standing.is_over:
         return Answer("not_running", f"the run is not running: {standing.why_over}", True, job_id)
-    # The successor first: it would start as soon as the job before it has ended.
-    for job in (standing.successor, standing.job):
-        if job is not None:
-            _cancel(run, job.job_id)
-    for order in ORDERS:
-        run.control.take_away(order)
+    try:
+        end_jobs(run, standing, sleep)
+    except SchedulerError as error:
+        raise SchedulerError(f"{error}; {_other_ways(run)}") from None
+    run.control.take_away(SAVE)
     text = (
         f"job {job_id} is cancelled; {_lost(standing)}; `ftslurm resume {run.name}` lets it go on"
     )
     return Answer("cancelled", text, True, job_id)
 
 
-def _cancel(run: OpenRun, job_id: str) -> None:
-    try:
-        run.scheduler.cancel(job_id)
-    except SchedulerError as error:
-        raise SchedulerError(
-            f"{error}; where you have no right on the job, `ftslurm stop {run.name}` or a file "
-            f"`{run.record.run_id}.stop` in the run's recovery.control_dir ends it"
-        ) from None
+def _other_ways(run: OpenRun) -> str:
+    if run.control.is_given(STOP):
+        return (
+            "the order to stop is left, so the run saves and leaves at its next step; `ftslurm "
+            f"resume {run.name}` withdraws it"
+        )
+    return (
+        f"where you have no right on the job, `ftslurm stop {run.name}` or a file "
+        f"`{run.record.run_id}.stop` in the run's recovery.control_dir ends it"
+    )
 
 
 def _lost(standing: Standing) -> str:

@@ -2,7 +2,8 @@
 
 There is never a second job beside one that is alive: a held job is released, and only when the
 scheduler says that no job of the run is left is the run's own frozen command run again. Where
-nobody can say, nothing is done. Orders to stop or pause are withdrawn.
+nobody can say, nothing is done. Orders to stop or pause are withdrawn; one that the ranks are
+obeying already is waited for.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Optional
 
-from ftslurm.errors import RunError, SchedulerError
+from ftslurm.errors import FormatError, RunError, SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
 from ftslurm.operate.standing import OpenRun, Standing, open_run
-from ftslurm.recovery.policy import ENDED, STOP
-from ftslurm.run.jobs import BY_BATCH, BY_PERSON, add_job, read_jobs
+from ftslurm.program.ending import ASKED
+from ftslurm.recovery.successor import OwnJob, reason_to_leave
+from ftslurm.run.attempts import read_attempt, read_events
+from ftslurm.run.control import LEAVING
+from ftslurm.run.jobs import BY_PERSON, Job, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler.again import submit_again
 
 ENDING_S = 90.0
 """How long a job that is being torn down is waited for: KillWait and all epilogs."""
-SECOND_LOOK_S = 5.0
+OBEYING_S = 600.0
+"""How long an order that is being obeyed is waited for: a save and what follows it."""
 POLL_S = 2.0
 HASTEN_S = 10.0
 HASTEN_POLL_S = 0.5
@@ -35,9 +40,6 @@ _EPILOG = """examples:
 
 The run goes on from its newest verified checkpoint, with its code and configuration as frozen.
 results: queued (a new job) | released | waiting (it is queued already) | running."""
-
-# Slurm may queue a job again a moment after it has called it so.
-_DOUBTFUL = ("NODE_FAIL", "PREEMPTED")
 
 
 def main(argv: Optional[list[str]] = None) -> int:
@@ -63,8 +65,7 @@ def resume(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answ
         withdrawn = _withdraw(run)
         if standing.is_over:
             return _again(run, withdrawn)
-        if _would_leave(standing):
-            run.scheduler.cancel(job_id)
+        if state.is_waiting and _drop_those_that_would_leave(run, standing):
             return _again(run, withdrawn)
         if state.is_held:
             return _release(run, job_id, sleep)
@@ -74,31 +75,59 @@ def resume(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answ
 
 
 def _settled(run: OpenRun, sleep: Callable[[float], None]) -> Standing:
-    """Once the job is not in the middle of its end."""
-    deadline = time.monotonic() + ENDING_S
-    standing = run.look()
-    if standing.state.is_ending:
-        tell(f"job {standing.job.job_id} is {standing.state.word}; waiting for its end")
-    while standing.state.is_ending:
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"job {standing.job.job_id} is {standing.state.word} for {ENDING_S:g} s; try again "
-                "when it has ended"
-            )
+    """Once the job is neither in the middle of its end nor on its way to it."""
+    waits_for, since = "", 0.0
+    while True:
+        standing = run.look_twice(sleep)
+        if standing.state.is_ending:
+            news, longest_s = f"is {standing.state.word}", ENDING_S
+        elif not standing.done and _is_obeying(run, standing):
+            news, longest_s = "is obeying an order to leave", OBEYING_S
+        else:
+            return standing
+        now, job = time.monotonic(), f"job {standing.job.job_id}"
+        if news != waits_for:
+            waits_for, since = news, now
+            tell(f"{job} {news}, {standing.step_words}; waiting for its end")
+        elif now - since > longest_s:
+            raise RunError(f"{job} {news} for {longest_s:g} s; try again when it has ended")
         sleep(POLL_S)
-        standing = run.look()
-    if standing.state.word in _DOUBTFUL:
-        sleep(SECOND_LOOK_S)
-        standing = run.look()
-    return standing
 
 
-def _would_leave(standing: Standing) -> bool:
-    """A successor that the batch loop queued before the run was ended, and could not cancel: it
-    leaves when it starts (recovery/successor.py)."""
-    action = (standing.decision or {}).get("action")
-    is_left_over = standing.job.queued_by == BY_BATCH and standing.state.is_waiting
-    return is_left_over and action in (STOP, ENDED)
+def _is_obeying(run: OpenRun, standing: Standing) -> bool:
+    """The ranks have seen the order: to withdraw it keeps nobody from leaving any more."""
+    number = standing.attempt
+    if number is None or not standing.state.is_running:
+        return False
+    with contextlib.suppress(FileNotFoundError, FormatError):
+        if read_attempt(run.layout, number).job_id != standing.job.job_id:
+            return False  # resumed already, and not begun
+    outcome, progress = standing.outcome, standing.progress
+    events = read_events(run.layout.attempt(number))
+    if outcome is not None and outcome.order is not None:
+        return True
+    if any(event.get("order") in LEAVING for event in events):
+        return True
+    is_leaving = (
+        outcome is not None
+        or (progress is not None and progress.phase in ("saving", "stopped"))
+        or any(event["kind"] == ASKED for event in events)
+    )
+    return is_leaving and run.control.read_leaving() is not None
+
+
+def _drop_those_that_would_leave(run: OpenRun, standing: Standing) -> bool:
+    """Cancel jobs that would leave as soon as they start, like a successor of a run that was ended;
+    whether the one at the head of the queue was among them."""
+    doomed = [job for job in (*standing.behind, standing.job) if _would_leave(run, job)]
+    for job in doomed:
+        run.scheduler.cancel(job.job_id)
+    return standing.job in doomed
+
+
+def _would_leave(run: OpenRun, job: Job) -> bool:
+    own = OwnJob(run.layout, run.record, run.scheduler, job.job_id)
+    return reason_to_leave(own) is not None
 
 
 def _withdraw(run: OpenRun) -> str:

@@ -1,25 +1,38 @@
 """A run as an operator finds it: its directory's word and the scheduler's, looked at once.
 
-Reads only. A run that resubmits itself may have two jobs, one that trains and one that waits behind
-it; the one meant is the one that trains.
+Reads only. A run that resubmits itself may have several jobs, one that trains and some that wait
+behind it; the one meant is the one that trains, whatever has become of those behind it.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import FormatError, RunError
 from ftslurm.files import is_listed, read_json
-from ftslurm.run.attempts import Outcome, Progress, numbers, read_outcome, read_progress
+from ftslurm.run.attempts import (
+    Outcome,
+    Progress,
+    numbers,
+    read_attempt,
+    read_outcome,
+    read_progress,
+)
 from ftslurm.run.control import ControlFiles, control_files
 from ftslurm.run.jobs import Job, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import JobState, Scheduler
+
+SECOND_LOOK_S = 5.0
+
+# Slurm may queue a job again a moment after it has called it so.
+_DOUBTFUL = ("NODE_FAIL", "PREEMPTED")
 
 
 @dataclass(frozen=True)
@@ -35,15 +48,20 @@ class Standing:
     """What `ftslurm recover` decided after that attempt."""
     job: Job
     state: JobState
-    successor: Optional[Job] = None
-    """Waits until `job` has ended."""
+    behind: tuple[Job, ...] = ()
+    """Wait until `job` has ended, newest first."""
     is_program: bool = False
     """A program of the user's own, of whose steps nothing is known."""
 
     @property
     def is_over(self) -> bool:
         """No job of the run is alive, as far as the scheduler can tell."""
-        return self.state.is_ended or self.state.is_forgotten
+        return _is_over(self.state)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """It may come back all the same."""
+        return self.state.word in _DOUBTFUL
 
     @property
     def step_words(self) -> str:
@@ -83,7 +101,7 @@ class OpenRun:
     def look(self) -> Standing:
         layout = self.layout
         # The job is asked before the files: what it wrote last is then seen with its end.
-        job, state, successor = self._job()
+        job, state, behind = self._job()
         claimed = numbers(layout)
         paths = layout.attempt(claimed[-1]) if claimed else None
         return Standing(
@@ -94,25 +112,58 @@ class OpenRun:
             decision=_read_decision(paths.decision_json) if paths else None,
             job=job,
             state=state,
-            successor=successor,
+            behind=behind,
             is_program=bool(self.record.spec.program),
         )
 
-    def _job(self) -> tuple[Job, JobState, Optional[Job]]:
-        jobs = read_jobs(self.layout)
+    def look_twice(self, sleep: Callable[[float], None]) -> Standing:
+        """As `look`, and once more where the first look could not be believed."""
+        standing = self.look()
+        if standing.is_doubtful:
+            sleep(SECOND_LOOK_S)
+            standing = self.look()
+        return standing
+
+    def _job(self) -> tuple[Job, JobState, tuple[Job, ...]]:
+        """The oldest that is not over, else the one that may come back, else the newest."""
+        seen = list(self._jobs())
+        alive = [(job, state) for job, state in seen if not _is_over(state)]
+        if alive:
+            return (*alive[-1], tuple(job for job, _ in alive[:-1]))
+        job, state = next((one for one in seen if one[1].word in _DOUBTFUL), seen[0])
+        return job, state, ()
+
+    def _jobs(self) -> Iterator[tuple[Job, JobState]]:
+        """Newest first, back to the one that runs, or has claimed the newest attempt: when that one
+        began, those before it had ended."""
+        jobs = list({job.job_id: job for job in read_jobs(self.layout)}.values())
         if not jobs:
             raise RunError(
                 f"no job of `{self.layout.root}` is known; look with squeue whether there is one "
                 "all the same (the answer to its submission may have been lost), else submit again"
             )
-        newest = jobs[-1]
-        state = self.scheduler.job_state(newest.job_id)
-        before = next((job for job in jobs if job.job_id == newest.after), None)
-        if before is not None and (state.is_waiting or not state.is_known):
-            state_before = self.scheduler.job_state(before.job_id)
-            if state_before.is_known and not state_before.is_ended:
-                return before, state_before, newest
-        return newest, state, None
+        if self.record.scheduler == "local":
+            jobs = jobs[-1:]  # it knows the newest only, and nothing is ever queued behind that
+        claimant = _claimant(self.layout)
+        for job in reversed(jobs):
+            state = self.scheduler.job_state(job.job_id)
+            yield job, state
+            if state.is_running or state.is_ending or job.job_id == claimant:
+                return
+
+
+def _is_over(state: JobState) -> bool:
+    return state.is_ended or state.is_forgotten
+
+
+def _claimant(layout: RunLayout) -> Optional[str]:
+    """Id of the job that has claimed the newest attempt."""
+    for number in reversed(numbers(layout)):
+        try:
+            return read_attempt(layout, number).job_id
+        except (FileNotFoundError, FormatError):
+            continue  # its claim was cut off
+    return None
 
 
 def open_run(name: str) -> OpenRun:

@@ -12,7 +12,8 @@ from typing import Optional
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
-from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.ending import end_jobs
+from ftslurm.operate.standing import SECOND_LOOK_S, OpenRun, Standing, open_run
 from ftslurm.run.control import LOOK_INTERVAL_S, PAUSE, STOP
 
 POLL_S = 1.0
@@ -56,15 +57,15 @@ def _main(argv: Optional[list[str]], order: str, description: str, epilog: str) 
     return finish(order, answer, run, as_json=options.json)
 
 
-def leave(run: OpenRun, order: str) -> Answer:
+def leave(run: OpenRun, order: str, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
     """Give the order, or do to a queued job what it asks for."""
     standing = run.look()
     if standing.done:
         return _done(standing, order)
-    if standing.is_over:
+    if standing.is_over and not standing.is_doubtful:
         return _not_running(standing, order)
     if standing.state.is_waiting:
-        return _leave_queue(run, standing, order)
+        return _leave_queue(run, standing, order, sleep)
     return _ordered(run, standing, order)
 
 
@@ -78,8 +79,7 @@ def wait_until_left(
         if standing.done:
             return _done(standing, order)
         if standing.state.is_waiting:
-            return _leave_queue(run, standing, order)
-        # Slurm may queue a job again a moment after it has called it NODE_FAIL or PREEMPTED.
+            return _leave_queue(run, standing, order, sleep)
         looks_over = looks_over + 1 if standing.is_over else 0
         if looks_over > 1 or (looks_over and _has_obeyed(standing)):
             return _left(run, standing, order)
@@ -88,7 +88,7 @@ def wait_until_left(
         if news != said:
             tell(news)
         said = news
-        sleep(poll_s)
+        sleep(SECOND_LOOK_S if standing.is_doubtful else poll_s)
         poll_s = min(LONGEST_POLL_S, BACK_OFF * poll_s)
 
 
@@ -109,11 +109,13 @@ def _ordered(run: OpenRun, standing: Standing, order: str) -> Answer:
     )
 
 
-def _leave_queue(run: OpenRun, standing: Standing, order: str) -> Answer:
+def _leave_queue(
+    run: OpenRun, standing: Standing, order: str, sleep: Callable[[float], None]
+) -> Answer:
     job_id = standing.job.job_id
     try:
         if order == STOP:
-            return _cancel_queued(run, standing)
+            return _cancel_queued(run, standing, sleep)
         if not standing.state.is_held:
             run.scheduler.hold(job_id)
     except SchedulerError as error:
@@ -132,11 +134,8 @@ def _leave_queue(run: OpenRun, standing: Standing, order: str) -> Answer:
     return Answer("paused", f"{text}; {standing.step_words}", True, job_id)
 
 
-def _cancel_queued(run: OpenRun, standing: Standing) -> Answer:
-    for job in (standing.successor, standing.job):
-        if job is not None:
-            run.scheduler.cancel(job.job_id)
-    run.control.take_away_leaving()
+def _cancel_queued(run: OpenRun, standing: Standing, sleep: Callable[[float], None]) -> Answer:
+    end_jobs(run, standing, sleep)
     return Answer(
         "cancelled",
         f"job {standing.job.job_id} was only queued and is cancelled; `ftslurm resume {run.name}` "

@@ -2,12 +2,14 @@
 nothing, which is a failure.
 
 One writer, the batch loop, after the last rank is gone: one that ends well early does not end the
-run, and what a rank says of itself cannot be contradicted by a slower one.
+run, and what a rank says of itself cannot be contradicted by a slower one. A disk that takes no
+outcome does not keep the run from going on; only DONE has to be on it.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -22,41 +24,39 @@ from ftslurm.run.attempts import (
     read_outcome,
     write_outcome,
 )
-from ftslurm.run.control import ControlFiles
 from ftslurm.run.layout import AttemptLayout, RunLayout
-from ftslurm.run.record import RunRecord
 
 ASKED = "asked"
 """Kind of the event in which rank 0 notes that it was asked to leave."""
 
 
 def settle(
-    layout: RunLayout,
-    record: RunRecord,
-    attempt: int,
-    *,
-    rc: int,
-    now: Callable[[], float] = time.time,
-) -> None:
+    layout: RunLayout, attempt: int, *, rc: int, now: Callable[[], float] = time.time
+) -> Optional[Outcome]:
     """`rc`: the launcher's, the highest of all ranks'. May be called again after an error."""
     paths = layout.attempt(attempt)
-    if read_outcome(paths) is not None:
-        return
+    known = read_outcome(paths)
+    if known is not None:
+        return known
     if rc == 0:
         # DONE before the outcome: a kill in between leaves a run that is known to have finished.
         write_json(layout.done, {"schema_version": 1, "attempt": attempt, "finished_at": now()})
-        write_outcome(paths, Outcome(FINISHED, 0, 0, written_at=now()))
-        return
+        return _on_record(paths, Outcome(FINISHED, 0, 0, written_at=now()))
     asked = _asked(paths)
     if not _has_stopped(rc, asked, _first_error_at(paths)):
-        return
+        return None
     signal_name, order = (asked.get("signal"), asked.get("order")) if asked else (None, None)
     # Equal steps: whether it has saved is the program's to know.
     outcome = Outcome(STOPPED, 0, 0, signal=signal_name, order=order, written_at=now())
-    write_outcome(paths, outcome)
-    if asked and order:
-        files = ControlFiles(layout, record.run_id, record.spec.recovery.control_dir)
-        files.take_away(order, given_by_ns=asked.get("order_given_at_ns"))
+    return _on_record(paths, outcome)
+
+
+def _on_record(paths: AttemptLayout, outcome: Outcome) -> Outcome:
+    try:
+        write_outcome(paths, outcome)
+    except OSError as error:
+        print(f"ftslurm: warning: the outcome is not on record: {error}", file=sys.stderr)  # noqa: T201
+    return outcome
 
 
 def _has_stopped(rc: int, asked: Optional[dict[str, Any]], first_error_at: Optional[float]) -> bool:

@@ -28,7 +28,6 @@ class Request:
     """UTC seconds."""
     since: float
     """The same moment by the monotonic clock."""
-    order_given_at_ns: Optional[int] = None
 
     @property
     def words(self) -> str:

@@ -143,7 +143,7 @@ class Watch:
             self._looked_at = clock
             order = self._control.look()
             if order is not None and order.name in LEAVING:
-                return Request(None, order.name, now, clock, order.given_at_ns)
+                return Request(None, order.name, now, clock)
         return None
 
     def _begin_to_leave(self, request: Request) -> None:
@@ -164,7 +164,6 @@ class Watch:
                 now=lambda: request.at,
                 signal=request.signal_name,
                 order=request.order,
-                order_given_at_ns=request.order_given_at_ns,
             )
         except OSError as error:
             _say(f"warning: not in the journal: {error}")

@@ -1,7 +1,7 @@
 """`ftslurm claim RUN`: take the next attempt's number, for the batch script.
 
 Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT NODES`, or `done` when the run has finished;
-fails in a successor that was queued before the run was stopped. The steps that are committed by now
+fails in a job that must not go on with it (admission.py). The steps that are committed by now
 are recorded as adopted: one that an older attempt publishes later is fenced. A run that gets its
 next job by resubmission has it in the queue before the ranks start.
 """
@@ -18,20 +18,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 from ftslurm.checkpoint.sight import await_newest
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import EXIT_OK, FtslurmError, RunError, SchedulerError
 from ftslurm.files import is_listed
 from ftslurm.node.interface import address_of
-from ftslurm.recovery.successor import (
-    OwnJob,
-    ensure_successor,
-    note_own_job,
-    reason_to_leave,
-    submit_from_job,
-)
 from ftslurm.run.attempts import (
     AdoptedStep,
     Attempt,
@@ -46,6 +39,9 @@ from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
+
+if TYPE_CHECKING:
+    from ftslurm.recovery.successor import OwnJob
 
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 FIRST_PORT = 20_000
@@ -83,19 +79,23 @@ def claim_attempt(
     layout: RunLayout,
     environ: Mapping[str, str],
     *,
-    submit: Callable[[Sequence[str]], str] = submit_from_job,
+    submit: Optional[Callable[[Sequence[str]], str]] = None,
 ) -> str:
     """Claim, and say the one line for the batch script."""
     if is_listed(layout.done):
         return "done"
+    # Not loaded to say `done`, nor for a word of help.
+    from ftslurm.recovery.admission import admit
+    from ftslurm.recovery.successor import OwnJob, submit_from_job
+
     record = read_record(layout)
     scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
     job_id = scheduler.own_job_id(environ)
-    own_job = OwnJob(layout, record, scheduler, job_id, submit=submit)
-    note_own_job(own_job)
-    why = reason_to_leave(own_job)
-    if why is not None:
-        raise RunError(f"{why}; this job leaves, `ftslurm resume` lets the run go on")
+    restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    own_job = OwnJob(
+        layout, record, scheduler, job_id, restart_count, submit=submit or submit_from_job
+    )
+    admit(own_job, environ)
     cluster = record.spec.cluster
     nodes = scheduler.nodes(environ)[: cluster.nodes]  # what follows them are spares
     address = _master_address(cluster, scheduler, nodes)
@@ -104,7 +104,7 @@ def claim_attempt(
         Attempt(
             number=0,  # given by the claim
             job_id=job_id,
-            restart_count=int(environ.get("SLURM_RESTART_COUNT") or 0),
+            restart_count=restart_count,
             nodes=nodes,
             claimed_at=time.time(),
             adopted=adoptable(layout),
@@ -120,6 +120,8 @@ def claim_attempt(
 def _queue_successor(job: OwnJob) -> None:
     """Queued before anything can go wrong: a dead batch node, or a KILL, leaves the run with a next
     job. Also where it is Slurm that would not queue this job again, whatever the run asked for."""
+    from ftslurm.recovery.successor import ensure_successor
+
     try:
         if (
             job.record.continue_by != RESUBMIT

@@ -24,26 +24,33 @@ ECHO = "PeerLost"
 """Type of a rank's error that only says that another rank is gone."""
 
 
-def read_evidence(layout: RunLayout, number: int, *, rc: int, term: bool) -> Evidence:
+def read_evidence(
+    layout: RunLayout, number: int, *, rc: int, term: bool, settled: Optional[Outcome] = None
+) -> Evidence:
+    """`settled`: the outcome, where it may not have come to the disk."""
     paths = layout.attempt(number)
-    committed = newest_committed(layout)
     record = read_record(layout)
-    is_program = bool(record.spec.program)
-    saved = _is_newer(committed, _newest_adopted(layout, number))
     return Evidence(
         number=number,
         rc=rc,
         term=term,
         done=is_listed(layout.done),
-        outcome=_outcome(paths),
-        progressed=has_progressed(layout, number) if is_program else saved,
-        committed_step=committed,
+        outcome=settled or _outcome(paths),
+        progressed=has_gone_on(layout, number),
+        committed_step=newest_committed(layout),
         logs=str(paths.logs),
         first_failure=_first_failure(layout, number),
         order=control_files(layout, record).read_leaving(),
         ranks_signalled=any(event["kind"] == "signal" for event in read_events(paths)),
-        is_program=is_program,
+        is_program=bool(record.spec.program),
     )
+
+
+def has_gone_on(layout: RunLayout, number: int) -> bool:
+    """Whether the newest attempt, `number`, has brought the run forward."""
+    if read_record(layout).spec.program:
+        return has_progressed(layout, number)
+    return _is_newer(newest_committed(layout), _newest_adopted(layout, number))
 
 
 def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
@@ -52,7 +59,7 @@ def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
     return [
         PastAttempt(
             number=past,
-            failed=_cause(layout.attempt(past)) == CAUSE_FAILED,
+            failed=read_decision(layout.attempt(past)).get("cause") == CAUSE_FAILED,
             progressed=progressed,
         )
         for past, progressed in zip(earlier, _progressed_between(layout, [*earlier, number]))
@@ -65,6 +72,14 @@ def _progressed_between(layout: RunLayout, attempts: Sequence[int]) -> list[bool
         return progressed_between(layout, attempts)
     adopted = [_newest_adopted(layout, attempt) for attempt in attempts]
     return [_is_newer(after, before) for before, after in zip(adopted, adopted[1:])]
+
+
+def read_decision(paths: AttemptLayout) -> dict[str, Any]:
+    """What was decided after an attempt; empty when its batch shell died before it could."""
+    try:
+        return read_json(paths.decision_json)
+    except (FileNotFoundError, FormatError):
+        return {}
 
 
 def newest_committed(layout: RunLayout) -> Optional[int]:
@@ -93,14 +108,6 @@ def _outcome(paths: AttemptLayout) -> Optional[Outcome]:
     try:
         return read_outcome(paths)
     except FormatError:
-        return None
-
-
-def _cause(paths: AttemptLayout) -> Optional[str]:
-    """Cause in the attempt's decision; None when its batch shell died before it could decide."""
-    try:
-        return str(read_json(paths.decision_json).get("cause"))
-    except (FileNotFoundError, FormatError):
         return None
 
 

@@ -51,7 +51,7 @@ def act(
     elif decision.action == PAUSED:
         decision = _pause(job, evidence, decision, amend)
     if decision.action in (DONE, ENDED, STOP):
-        _leave(job, decision)
+        leave(job, decision.action)
     return decision
 
 
@@ -101,8 +101,11 @@ def _was_cancelled(job: OwnJob, evidence: Evidence, *, refused: bool) -> bool:
     cancelled = job.scheduler.was_cancelled(job.job_id)
     if cancelled is not None:
         return cancelled
-    # Nobody can say (no accounting). A requeue refused to a job that nobody preempts means it.
-    return refused and job.scheduler.is_preempted(job.job_id) is False
+    # Nobody can say (no accounting, or it lags). What ends a job that nobody preempts is its time
+    # limit or a person. Of a limit that is not known only a refused requeue tells the person.
+    if evidence.limit_passed or (evidence.limit_passed is None and not refused):
+        return False
+    return job.scheduler.is_preempted(job.job_id) is False
 
 
 def _give_way(job: OwnJob, evidence: Evidence) -> None:
@@ -171,7 +174,7 @@ def _pause(job: OwnJob, evidence: Evidence, decision: Decision, amend: Amend) ->
     return _changed(decision, PAUSED, f"job {successor} is next, and held", amend)
 
 
-def _leave(job: OwnJob, decision: Decision) -> None:
+def leave(job: OwnJob, action: str) -> None:
     """The run ends with this job: nothing of it may be left in the queue, or come back to it."""
     try:
         cancel_successors(job)
@@ -179,7 +182,7 @@ def _leave(job: OwnJob, decision: Decision) -> None:
         _warn(f"a successor may be left, it leaves when it starts: {error}")
     # A finished run that Slurm queues once more finds DONE, and its job still ends COMPLETED, which
     # others may wait for (afterok).
-    if decision.action == DONE or job.record.continue_by != REQUEUE:
+    if action == DONE or job.record.continue_by != REQUEUE:
         return
     try:
         # Exit 1 is not always final: --requeue=expedite holds the job (26.05), leaving in grace

@@ -32,6 +32,7 @@ CAUSE_ORDERED = "ordered"
 CAUSE_FAILED = "failed"
 CAUSE_NEVER_RETRY = "never_retry"
 CAUSE_NOT_STARTED = "not_started"
+CAUSE_STANDSTILL = "standstill"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Evidence:
     """The ranks noted a stop signal."""
     limit_is_near: bool = False
     """The warn signal before the time limit is due or was sent, between attempts to nobody."""
+    limit_passed: Optional[bool] = None
+    """The time limit is behind us, by the clock; None: it is not known."""
     controller_away: bool = False
     """No rank was started, and slurmctld does not answer."""
     is_program: bool = False

@@ -27,7 +27,7 @@ from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_hi
 from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
     CAUSE_NOT_STARTED,
-    CAUSE_ORDERED,
+    REQUEUED,
     RESTART,
     STOP,
     Decision,
@@ -48,6 +48,9 @@ EARLIEST_WARNING_S = 70
 """How much before the asked lead Slurm may send the warn signal (8 s seen, up to 60 s by
 sbatch(1)), and some seconds for a start that would be in vain."""
 
+CLOCKS_S = 5
+"""How far the clocks of a node and of slurmctld may be apart."""
+
 
 def main(argv: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(
@@ -60,10 +63,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser.add_argument("--rc", type=int, required=True, help="exit code of the launcher")
     parser.add_argument("--term", action="store_true", help="the batch shell got TERM")
     options = parser.parse_args(argv)
-    # The end of grace and our own requeue TERM the shell's children too; what we start inherits
-    # this, so that scontrol does not die of the requeue that it has just placed.
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    outlive_requeue()
     layout = RunLayout(options.run)
     require_own(layout)
     scheduler = open_scheduler(read_record(layout).scheduler, run_dir=layout.root)
@@ -81,6 +81,13 @@ def main(argv: Optional[list[str]] = None) -> int:
     print(f"ftslurm: attempt {options.attempt}: {decision.reason}", file=sys.stderr)  # noqa: T201
     print(decision.action)  # noqa: T201
     return EXIT_OK
+
+
+def outlive_requeue() -> None:
+    """The end of grace and our own requeue TERM the shell's children too; what we start inherits
+    this, so that scontrol does not die of the requeue that it has just placed."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def recover(
@@ -110,9 +117,11 @@ def recover(
         now=now,
         sleep=sleep,
     )
-    if record.spec.program:
-        settle(layout, record, attempt, rc=rc, now=now)
-    evidence = read_evidence(layout, attempt, rc=rc, term=term)
+    settled = settle(layout, attempt, rc=rc, now=now) if record.spec.program else None
+    evidence = dataclasses.replace(
+        read_evidence(layout, attempt, rc=rc, term=term, settled=settled),
+        limit_passed=_limit_has_passed(environ, record.spec.cluster, now()),
+    )
     if rc != 0 and not term and not ranks_were_started(paths):
         evidence = dataclasses.replace(evidence, controller_away=_is_away(scheduler))
     spec = record.spec
@@ -129,14 +138,16 @@ def recover(
         return told
 
     decision = put_on_record(decision)
-    if decision.cause == CAUSE_ORDERED:
-        with best_effort("the order is not taken away"):
-            control_files(layout, record).take_away_leaving()
     if decision.cause == CAUSE_NOT_STARTED:
         while _is_away(scheduler):
             sleep(2.0)
         return decision
-    return act(own_job, environ, evidence, decision, put_on_record)
+    decision = act(own_job, environ, evidence, decision, put_on_record)
+    # Only now: of a batch node that dies before, the run's next job finds the order and obeys it.
+    if decision.action not in (RESTART, REQUEUED):
+        with best_effort("the order is not taken away"):
+            control_files(layout, record).take_away_leaving()
+    return decision
 
 
 def _is_away(scheduler: Scheduler) -> bool:
@@ -163,6 +174,14 @@ def _limit_is_near(
     return end_at is not None and end_at - now_s <= cluster.signal_lead_s + EARLIEST_WARNING_S
 
 
+def _limit_has_passed(
+    environ: Mapping[str, str], cluster: ClusterSpec, now_s: float
+) -> Optional[bool]:
+    """By what the claim was told: of a job that is being ended Slurm names that end."""
+    stop_at = float(environ.get("FTSLURM_STOP_AT") or 0)
+    return now_s >= stop_at + cluster.signal_lead_s - CLOCKS_S if stop_at else None
+
+
 def _write_decision(
     layout: RunLayout, evidence: Evidence, decision: Decision, *, now: Callable[[], float]
 ) -> None:
@@ -172,6 +191,7 @@ def _write_decision(
         **dataclasses.asdict(decision),
         "rc": evidence.rc,
         "term": evidence.term,
+        "limit_passed": evidence.limit_passed,
         "committed_step": evidence.committed_step,
         "first_failure": dataclasses.asdict(failure) if failure else None,
         "decided_at": now(),

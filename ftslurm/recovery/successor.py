@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
-from ftslurm.errors import FormatError, SchedulerError
-from ftslurm.files import read_json
+from ftslurm.errors import FormatError, RunError, SchedulerError
+from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.policy import ENDED, STOP
-from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events
-from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, add_job, read_jobs
+from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events, read_outcome
+from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, Job, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.record import RESUBMIT, RunRecord
+from ftslurm.run.record import RunRecord
 from ftslurm.scheduler.protocol import CommandMissing, QueuedJob, Scheduler
 from ftslurm.scheduler.sbatch import (
     NotReachedError,
@@ -65,27 +65,63 @@ def note_own_job(job: OwnJob) -> None:
 
 
 def reason_to_leave(job: OwnJob) -> Optional[str]:
-    """Why this job must not go on with the run; None: it may. Only a successor that was queued
-    before the run was ended can be such a job; what a person queues always runs."""
-    own = next((one for one in read_jobs(job.layout) if one.job_id == job.job_id), None)
-    attempts = [read_attempt(job.layout, number) for number in claimed_numbers(job.layout)]
-    begun = job.job_id in [attempt.job_id for attempt in attempts]
-    if own is None or own.queued_by != BY_BATCH or begun or not attempts:
+    """Why this job must not go on with the run; None: it may. Looks only, so that others may ask
+    for a job that waits. What a person queues always begins; a successor that was queued before the
+    run was ended, or a job that Slurm queues once more after it, does not."""
+    if is_persons_word(job):
         return None
-    paths = job.layout.attempt(attempts[-1].number)
-    with contextlib.suppress(FileNotFoundError, FormatError):
-        decision = read_json(paths.decision_json)
-        if decision["action"] in (STOP, ENDED):
-            return f"attempt {attempts[-1].number} has ended the run: {decision['reason']}"
+    newest = claimed_numbers(job.layout)[-1]
+    paths = job.layout.attempt(newest)
+    decision = read_decision(paths)
+    if decision.get("action") in (STOP, ENDED):
+        return f"attempt {newest} has ended the run: {decision['reason']}"
+    order = order_to_act_on(job.layout, newest)
+    if order is not None:
+        return f"attempt {newest} has obeyed the order `{order}`"
+    own = _own(job)
+    if own is None or own.queued_by != BY_BATCH or own.after is None or _has_begun(job):
+        return None
     gave_way = any(event["kind"] == GAVE_WAY for event in read_events(paths))
-    if own.after is not None and not gave_way and job.scheduler.was_cancelled(own.after):
+    if not gave_way and job.scheduler.was_cancelled(own.after):
         return f"somebody has cancelled job {own.after}, which this one was to follow"
     return None
+
+
+def order_to_act_on(layout: RunLayout, number: int) -> Optional[str]:
+    """stop | pause: obeyed by the ranks of an attempt whose batch shell died before it could decide
+    anything."""
+    paths = layout.attempt(number)
+    if read_decision(paths):
+        return None
+    try:
+        outcome = read_outcome(paths)
+    except FormatError:
+        return None
+    return None if outcome is None else outcome.order
+
+
+def is_persons_word(job: OwnJob) -> bool:
+    """Nothing binds this job: a person has queued it, at first or after all that has happened, and
+    it has not begun yet."""
+    own = _own(job)
+    is_successor = own is not None and own.queued_by == BY_BATCH
+    return not claimed_numbers(job.layout) or not (is_successor or _has_begun(job))
+
+
+def _own(job: OwnJob) -> Optional[Job]:
+    return next((one for one in read_jobs(job.layout) if one.job_id == job.job_id), None)
+
+
+def _has_begun(job: OwnJob) -> bool:
+    numbers = reversed(claimed_numbers(job.layout))
+    return any(read_attempt(job.layout, number).job_id == job.job_id for number in numbers)
 
 
 def ensure_successor(job: OwnJob, *, give_up: Callable[[], bool] = lambda: False) -> str:
     """Id of the job that follows ours, queued if there is none. Tries on while slurmctld is away,
     until `give_up()`. RefusedError: there is none, and there will be none."""
+    if job.scheduler.name == "local":
+        raise RefusedError("a run on this machine has one job at a time, and it ends now")
     pause_s = 0.5
     while True:
         try:
@@ -113,8 +149,7 @@ def find_successor(job: OwnJob) -> Optional[str]:
 def cancel_successors(job: OwnJob) -> list[str]:
     """Cancel what the batch loop itself has queued; their ids. SchedulerError: some may be left."""
     queued = {one.job_id for one in read_jobs(job.layout) if one.queued_by == BY_BATCH}
-    if not queued and job.record.continue_by != RESUBMIT:
-        return []
+    # Asked also where none is on record: the answer to its submission may have been lost.
     doomed = [
         one.job_id for one in _waiting(job) if one.job_id in queued or one.waits_for(job.job_id)
     ]
@@ -129,7 +164,10 @@ def _waiting(job: OwnJob) -> list[QueuedJob]:
 
 
 def _queue(job: OwnJob) -> str:
-    *options, script = frozen_arguments(job.layout)
+    try:
+        *options, script = frozen_arguments(job.layout)
+    except RunError as error:
+        raise RefusedError(str(error)) from None
     # singleton alone lets a job start while nodes of the one before are still being cleaned up.
     after = f"afterany:{job.job_id}"
     if "--dependency=singleton" in options:

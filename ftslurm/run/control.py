@@ -2,9 +2,10 @@
 
 An order is an empty file, RUN/control/save and the like, or RUN_ID.save in the folder that
 `recovery.control_dir` names: whoever may create a file there may stop the run. Rank 0 looks for
-them every few seconds, all ranks act at the same step boundary, and rank 0 takes the file away when
-the order is carried out. One that it may not take away (another user's, in a sticky folder) is
-noted as carried out and counts again when it is given again.
+them every few seconds, and all ranks act at the same step boundary. A carried-out order's file is
+taken away: that of a save by rank 0, that of a stop or a pause by `ftslurm recover` once it has
+acted, or by `ftslurm resume`. One that may not be taken away (another user's, in a sticky folder)
+is noted as carried out and counts again when it is given again.
 """
 
 from __future__ import annotations

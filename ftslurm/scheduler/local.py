@@ -129,6 +129,10 @@ class LocalScheduler:
         job, state = self._job(job_id), self.job_state(job_id)
         return None if job is None else "CANCELLED" in (state.word, job.reason)
 
+    def end_word(self, job_id: str) -> Optional[str]:
+        state = self.job_state(job_id)
+        return state.word if state.is_ended else None
+
     def waiting(self, script: Path) -> list[QueuedJob]:
         return []  # a run's one job here has no successor
 

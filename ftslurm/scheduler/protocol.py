@@ -207,6 +207,10 @@ class Scheduler(Protocol):
         """Whether somebody has cancelled the job, told also while it is being torn down and after
         the scheduler has forgotten it; None: nobody can say."""
 
+    def end_word(self, job_id: str) -> Optional[str]:
+        """The scheduler's word for how the job has ended, e.g. TIMEOUT; None: it has not, or nobody
+        can say."""
+
     def waiting(self, script: Path) -> list[QueuedJob]:
         """The waiting jobs of this user that were given this batch script."""
 

@@ -236,19 +236,13 @@ class SlurmScheduler:
 
     def was_cancelled(self, job_id: str) -> Optional[bool]:
         state = self.job_state(job_id)
-        if state.is_ended:
-            return state.word == "CANCELLED"
-        if state.is_known and not state.is_ending:
+        if state.is_known and not (state.is_ended or state.is_ending):
             return False
-        # squeue says COMPLETING whatever is to come, and nothing of a job that ended long ago;
-        # accounting is told how a job ends when its end begins (seen: `CANCELLED by 1007`).
-        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
-        try:
-            done = self._run([*argv, "--format=State"], TIMEOUT_S)
-        except SchedulerError:
-            return None
-        word = (done.stdout.split() or [""])[0]
-        return None if done.rc or word in ("", "PENDING", "RUNNING") else word == "CANCELLED"
+        word = self._end_word(job_id, state)
+        return None if word is None else word == "CANCELLED"
+
+    def end_word(self, job_id: str) -> Optional[str]:
+        return self._end_word(job_id, self.job_state(job_id))
 
     def waiting(self, script: Path) -> list[QueuedJob]:
         # The script's path tells the jobs of a run apart; their names need not.
@@ -264,6 +258,21 @@ class SlurmScheduler:
 
     def cancel(self, job_id: str) -> None:
         self._checked(["scancel", job_id])
+
+    def _end_word(self, job_id: str, state: JobState) -> Optional[str]:
+        if state.is_ended:
+            return state.word
+        if state.is_known and not state.is_ending:
+            return None
+        # squeue says COMPLETING whatever is to come, and nothing of a job that ended long ago;
+        # accounting is told how a job ends when its end begins (seen: `CANCELLED by 1007`).
+        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
+        try:
+            done = self._run([*argv, "--format=State"], TIMEOUT_S)
+        except SchedulerError:
+            return None
+        word = (done.stdout.split() or [""])[0]
+        return None if done.rc or word in ("", "PENDING", "RUNNING") else word
 
     def _restarts(self, job_id: str) -> Optional[int]:
         """How often the job has been queued again: raised by the requeue itself, not by the start

@@ -1,0 +1,61 @@
+"""Whether a job that begins may go on with its run, asked by the claim before a number is taken.
+
+One that may not leaves nothing behind it in the queue, and does not come back. What a person has
+queued always begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ftslurm.errors import RANK_STOPPED, RunError
+from ftslurm.files import write_json
+from ftslurm.recovery.evidence import read_decision
+from ftslurm.recovery.next_job import leave
+from ftslurm.recovery.policy import CAUSE_STANDSTILL, STOP
+from ftslurm.recovery.recover import outlive_requeue, recover
+from ftslurm.recovery.standstill import why_it_stands_still
+from ftslurm.recovery.successor import (
+    OwnJob,
+    best_effort,
+    is_persons_word,
+    note_own_job,
+    order_to_act_on,
+    reason_to_leave,
+)
+from ftslurm.run.attempts import append_event, claimed_numbers
+
+
+def admit(job: OwnJob, environ: Mapping[str, str]) -> None:
+    """RunError: the job must leave, and all that the run's end asks for is done."""
+    note_own_job(job)
+    if is_persons_word(job):
+        return
+    newest = claimed_numbers(job.layout)[-1]
+    why = reason_to_leave(job)
+    if why is not None and order_to_act_on(job.layout, newest):
+        # What the attempt's own batch shell did not live to do: held, or ended for good.
+        outlive_requeue()
+        recover(
+            job.layout, job.scheduler, environ,
+            attempt=newest, rc=RANK_STOPPED, term=False,
+            submit=job.submit, now=job.now, sleep=job.sleep,
+        )  # fmt: skip
+    elif why is not None:
+        leave(job, STOP)
+    else:
+        why = why_it_stands_still(job)
+        if why is None:
+            return
+        _put_on_record(job, newest, why)
+        leave(job, STOP)
+    raise RunError(f"{why}; this job leaves, `ftslurm resume` lets the run go on")
+
+
+def _put_on_record(job: OwnJob, number: int, reason: str) -> None:
+    paths = job.layout.attempt(number)
+    decided = {"action": STOP, "cause": CAUSE_STANDSTILL, "reason": reason}
+    with best_effort("not in the journal"):
+        record = {**read_decision(paths), "schema_version": 1, **decided, "decided_at": job.now()}
+        write_json(paths.decision_json, record)
+        append_event(paths, "decided", now=job.now, **decided)
