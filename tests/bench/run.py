@@ -91,7 +91,8 @@ def _measure(part: str, folder: Path, options: argparse.Namespace) -> list[Compa
         from ftslurm.run.spec import RunSpec
 
         layout = launch.prepare(folder / "cold", RunSpec())
-        launch.claim_attempt(layout)
+        attempt = launch.claim_attempt(layout)
+        launch.log_path(layout, attempt, 0).write_text("a line\n")
         return bench_cold.measure(layout.root, rounds=2 * options.rounds, progress=_quiet)
     if part == "step":
         import bench_ranks
