@@ -22,7 +22,6 @@ from typing import Callable, Optional
 
 from ftslurm.errors import EXIT_OK, FtslurmError, SchedulerError
 from ftslurm.files import write_json
-from ftslurm.program.ending import settle
 from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
 from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
@@ -35,7 +34,7 @@ from ftslurm.recovery.policy import (
     decide,
 )
 from ftslurm.recovery.successor import OwnJob, best_effort, cancel_successors, submit_from_job
-from ftslurm.run.attempts import append_event
+from ftslurm.run.attempts import Outcome, append_event
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
@@ -117,7 +116,7 @@ def recover(
         now=now,
         sleep=sleep,
     )
-    settled = settle(layout, attempt, rc=rc, now=now) if record.spec.program else None
+    settled = _settled_program(layout, attempt, rc=rc, now=now) if record.spec.program else None
     evidence = dataclasses.replace(
         read_evidence(layout, attempt, rc=rc, term=term, settled=settled),
         limit_passed=_limit_has_passed(environ, record.spec.cluster, now()),
@@ -172,6 +171,14 @@ def _limit_is_near(
 ) -> bool:
     end_at = read_end_time(scheduler, environ)
     return end_at is not None and end_at - now_s <= cluster.signal_lead_s + EARLIEST_WARNING_S
+
+
+def _settled_program(
+    layout: RunLayout, attempt: int, *, rc: int, now: Callable[[], float]
+) -> Optional[Outcome]:
+    from ftslurm.program.ending import settle  # late: other runs need nothing of it
+
+    return settle(layout, attempt, rc=rc, now=now)
 
 
 def _limit_has_passed(
