@@ -194,15 +194,14 @@ def test_a_job_that_somebody_has_cancelled_becomes_a_stop_on_record(layout):
     assert read_json(paths.root / "decision.json")["action"] == "stop"
 
 
-def test_a_stop_says_how_the_run_goes_on_by_hand(layout):
+def test_a_stop_says_how_the_run_goes_on(layout):
     begin(layout)
-    layout.sbatch_command.write_text("sbatch train.sbatch\n")
     assert decide(layout, rc=1).action == "restart"
     for reason in (
         decide(layout, rc=RANK_NEVER_RETRY).reason,
         decide(layout, FakeScheduler(accepts=False), rc=143, term=True).reason,
     ):
-        assert reason.count(f"`bash {layout.sbatch_command}` lets this run go on") == 1
+        assert reason.count(f"`ftslurm resume {layout.root}` lets this run go on") == 1
 
 
 def test_failures_in_a_row_stop_the_run_and_a_committed_step_begins_the_count_anew(layout):

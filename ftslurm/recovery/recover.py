@@ -159,10 +159,9 @@ def _is_away(scheduler: Scheduler) -> bool:
 
 def _with_way_back(layout: RunLayout, decision: Decision) -> Decision:
     """A stop also says how the same run goes on: with its code and configuration as frozen."""
-    command = layout.sbatch_command
-    if decision.action != STOP or not command.exists():
+    if decision.action != STOP:
         return decision
-    way = f"`bash {shlex.quote(str(command))}` lets this run go on from its newest committed step"
+    way = f"`ftslurm resume {shlex.quote(str(layout.root))}` lets this run go on"
     return dataclasses.replace(decision, reason=f"{decision.reason}; {way}")
 
 
