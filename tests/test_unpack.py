@@ -294,6 +294,13 @@ def task_environment(layout, *, rank):
     }  # fmt: skip
 
 
+def open_file(descriptor):
+    try:
+        return str(descriptor.readlink())
+    except FileNotFoundError:  # closed since it was listed
+        return ""
+
+
 class Task:
     """The program as the batch script starts it, in a run's second attempt."""
 
@@ -308,9 +315,7 @@ class Task:
         """Its handlers are in place before it opens the lock."""
         fds = Path(f"/proc/{self.process.pid}/fd")
         deadline = time.monotonic() + 20
-        while not any(
-            str(fd.readlink()).endswith(".lock") for fd in fds.iterdir() if fd.is_symlink()
-        ):
+        while not any(open_file(fd).endswith(".lock") for fd in fds.iterdir()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
