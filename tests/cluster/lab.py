@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
@@ -174,13 +175,11 @@ class Lab:
 
     def wait_for_end(self, job_id: str, timeout_s: float) -> str:
         """Wait until a job has ended for good; its state."""
-        hastened = set()
 
         def ended() -> Optional[str]:
             job = self.show_job(job_id)
-            state, restarts = job.get("JobState", "UNKNOWN"), job.get("Restarts")
-            if self.queues_once_more and state == "PENDING" and restarts not in hastened:
-                hastened.add(restarts)
+            state = job.get("JobState", "UNKNOWN")
+            if self.queues_once_more and state == "PENDING" and _waits_long(job):
                 self.hasten(job_id)
             return state if state in ENDED else None
 
@@ -330,6 +329,15 @@ class Lab:
         if result.returncode != 0:
             raise AssertionError(f"cluster.py {' '.join(arguments)}: {result.stderr}")
         return result.stdout
+
+
+def _waits_long(job: Mapping[str, str]) -> bool:
+    """Requeued and not hastened: it is to start two minutes after its last run ended."""
+    try:
+        start = datetime.fromisoformat(job.get("StartTime", ""))
+    except ValueError:  # `Unknown`
+        return False
+    return job.get("Reason") == "BeginTime" and start > datetime.now() + timedelta(seconds=30)
 
 
 def wait_until(
