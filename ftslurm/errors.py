@@ -16,6 +16,8 @@ are for our own bugs only.
 
 from __future__ import annotations
 
+import sys
+
 # Exit codes of the command line (design: 0 ok, 1 finding or failure, 2 usage).
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -31,6 +33,11 @@ RANK_STOPPED = 75
 """Left on request at an agreed step, everything committed; run me again."""
 RANK_NEVER_RETRY = 78
 """The same start would fail the same way: bad configuration, no restorable checkpoint."""
+
+
+def warn(text: str) -> None:
+    """Something is not as it should be, and the work goes on."""
+    print(f"ftslurm: warning: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class FtslurmError(Exception):

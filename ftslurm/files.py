@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from ftslurm import faults
-from ftslurm.errors import FormatError
+from ftslurm.errors import FormatError, warn
 
 _Value = TypeVar("_Value")
 
@@ -265,3 +265,13 @@ def claim_folder(path: Path) -> bool:
         return False
     fsync_folder(path.parent)
     return True
+
+
+@contextlib.contextmanager
+def best_effort(what: str) -> Iterator[None]:
+    """A note that cannot be written (disk full, I/O error) costs a warning, not what it is about.
+    `what` the reader then lacks, e.g. `not in the journal`."""
+    try:
+        yield
+    except OSError as error:
+        warn(f"{what}: {error}")

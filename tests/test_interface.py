@@ -53,7 +53,7 @@ def test_an_ipv6_address_is_taken_where_there_is_no_ipv4_one(tmp_path):
     assert interface._ipv6("ib0", table) == "fd00::5"
     assert interface._ipv6("ib2", table) is None
     assert interface._ipv6("ib0", tmp_path / "none") is None
-    assert interface._ipv4("no-such") is None
+    assert interface.ipv4_of("no-such") is None
 
 
 def test_spares_are_the_nodes_behind_those_that_ranks_run_on(tmp_path):

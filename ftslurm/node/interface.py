@@ -25,7 +25,7 @@ _IPV6 = Path("/proc/net/if_inet6")
 
 def address_of(interface: str) -> str:
     """Its IPv4 address, else its IPv6 address that other nodes can reach."""
-    address = _ipv4(interface) or _ipv6(interface, _IPV6)
+    address = ipv4_of(interface) or _ipv6(interface, _IPV6)
     if address is None:
         names = ", ".join(sorted(name for _, name in socket.if_nameindex()))
         raise RunError(
@@ -35,7 +35,8 @@ def address_of(interface: str) -> str:
     return address
 
 
-def _ipv4(interface: str) -> Optional[str]:
+def ipv4_of(interface: str) -> Optional[str]:
+    """Its first IPv4 address."""
     request = struct.pack("256s", os.fsencode(interface))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

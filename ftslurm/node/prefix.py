@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, Optional
 
+from ftslurm.errors import warn
 from ftslurm.scheduler.process import ProcessName, die_with_parent
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -87,8 +88,7 @@ def _tell(root: int, number: int, reached: set[tuple[int, ProcessName]]) -> Iter
             name.send(number)
         except PermissionError:
             # A user of the container's own (/etc/subuid): not tried again.
-            said = f"ftslurm: warning: process {pid} of the container may not be signalled"
-            print(said, file=sys.stderr, flush=True)  # noqa: T201
+            warn(f"process {pid} of the container may not be signalled")
         yield name
 
 

@@ -9,13 +9,12 @@ outcome does not keep the run from going on; only DONE has to be on it.
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Optional
 
 from ftslurm.errors import RANK_STOPPED, FormatError
-from ftslurm.files import read_json, write_json
+from ftslurm.files import best_effort, read_json, write_json
 from ftslurm.run.attempts import (
     FINISHED,
     STOPPED,
@@ -52,10 +51,8 @@ def settle(
 
 
 def _on_record(paths: AttemptLayout, outcome: Outcome) -> Outcome:
-    try:
+    with best_effort("the outcome is not on record"):
         write_outcome(paths, outcome)
-    except OSError as error:
-        print(f"ftslurm: warning: the outcome is not on record: {error}", file=sys.stderr)  # noqa: T201
     return outcome
 
 

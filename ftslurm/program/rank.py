@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.errors import RunError
+from ftslurm.errors import RunError, warn
+from ftslurm.files import best_effort
 from ftslurm.program import child as children
 from ftslurm.program.child import Inbox
 from ftslurm.program.ending import ASKED
@@ -152,12 +153,12 @@ class Watch:
             self.stop_file.touch()
             self.is_aware = self.env.attempt_layout.aware.exists()
         except OSError as error:
-            _say(f"warning: the program cannot be told and gets TERM: {error}")
+            warn(f"the program cannot be told and gets TERM: {error}")
         if self.env.rank == 0:
             self._note(request)
 
     def _note(self, request: Request) -> None:
-        try:
+        with best_effort("not in the journal"):
             append_event(
                 self.env.attempt_layout,
                 ASKED,
@@ -165,8 +166,6 @@ class Watch:
                 signal=request.signal_name,
                 order=request.order,
             )
-        except OSError as error:
-            _say(f"warning: not in the journal: {error}")
 
     def _push(self, child: subprocess.Popen[bytes]) -> None:
         assert self.request is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftslurm.errors import RANK_STOPPED, RunError
-from ftslurm.files import write_json
+from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.next_job import leave
 from ftslurm.recovery.policy import CAUSE_STANDSTILL, STOP
@@ -17,7 +17,6 @@ from ftslurm.recovery.recover import outlive_requeue, recover
 from ftslurm.recovery.standstill import why_it_stands_still
 from ftslurm.recovery.successor import (
     OwnJob,
-    best_effort,
     is_persons_word,
     note_own_job,
     order_to_act_on,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Callable, Optional
 
 from ftslurm.checkpoint.published import published_steps
 from ftslurm.checkpoint.sight import await_newest
-from ftslurm.errors import EXIT_OK, FtslurmError, RunError, SchedulerError
-from ftslurm.files import is_listed
+from ftslurm.errors import EXIT_OK, FtslurmError, RunError, SchedulerError, warn
+from ftslurm.files import best_effort, is_listed
 from ftslurm.run.attempts import (
     AdoptedStep,
     Attempt,
@@ -85,15 +85,13 @@ def claim_attempt(
         return "done"
     # Not loaded to say `done`, nor for a word of help.
     from ftslurm.recovery.admission import admit
-    from ftslurm.recovery.successor import OwnJob, submit_from_job
+    from ftslurm.recovery.successor import OwnJob
 
     record = read_record(layout)
     scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
-    job_id = scheduler.own_job_id(environ)
-    restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
-    own_job = OwnJob(
-        layout, record, scheduler, job_id, restart_count, submit=submit or submit_from_job
-    )
+    own_job = OwnJob.of(layout, record, scheduler, environ)
+    if submit is not None:
+        own_job = dataclasses.replace(own_job, submit=submit)
     admit(own_job, environ)
     cluster = record.spec.cluster
     nodes = scheduler.nodes(environ)[: cluster.nodes]  # what follows them are spares
@@ -102,14 +100,14 @@ def claim_attempt(
         layout,
         Attempt(
             number=0,  # given by the claim
-            job_id=job_id,
-            restart_count=restart_count,
+            job_id=own_job.job_id,
+            restart_count=own_job.restart_count,
             nodes=nodes,
             claimed_at=time.time(),
             adopted=adoptable(layout),
         ),
     )
-    port = choose_port(f"{job_id} {attempt.number}")
+    port = choose_port(f"{own_job.job_id} {attempt.number}")
     _note(layout, attempt, port)
     _queue_successor(own_job)
     stop_at = _stop_at(cluster, scheduler, environ)
@@ -131,16 +129,12 @@ def _queue_successor(job: OwnJob) -> None:
             raise SchedulerError("slurmctld does not answer")
         ensure_successor(job, give_up=lambda: True)
     except SchedulerError as error:
-        _warn(f"the run's next job is not queued yet, it will be when this attempt ends: {error}")
-
-
-def _warn(text: str) -> None:
-    print(f"ftslurm: warning: {text}", file=sys.stderr)  # noqa: T201
+        warn(f"the run's next job is not queued yet, it will be when this attempt ends: {error}")
 
 
 def _note(layout: RunLayout, attempt: Attempt, port: int) -> None:
     """A journal that cannot be written (disk full) costs its line, not the attempt."""
-    try:
+    with best_effort("not in the journal"):
         append_event(
             layout.attempt(attempt.number),
             "claimed",
@@ -150,8 +144,6 @@ def _note(layout: RunLayout, attempt: Attempt, port: int) -> None:
             port=port,
             adopted=[item.step for item in attempt.adopted],
         )
-    except OSError as error:
-        _warn(f"not in the journal: {error}")
 
 
 def _master_address(cluster: ClusterSpec, scheduler: Scheduler, nodes: list[str]) -> str:
@@ -180,10 +172,7 @@ def adoptable(layout: RunLayout) -> list[AdoptedStep]:
     """
     unseen = await_newest(layout)
     if unseen is not None:
-        print(  # noqa: T201
-            f"ftslurm: warning: `{layout.latest_json}` names step {unseen}, which is not there",
-            file=sys.stderr,
-        )
+        warn(f"`{layout.latest_json}` names step {unseen}, which is not there")
     steps = [AdoptedStep(item.step, item.committed_digest) for item in published_steps(layout)]
     claimed = claimed_numbers(layout)
     if not claimed:

@@ -9,16 +9,15 @@ without a next job: on Slurm 22.05 that is final, and later versions count it.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from typing import Callable, Optional
 
-from ftslurm.errors import SchedulerError
+from ftslurm.errors import SchedulerError, warn
+from ftslurm.files import best_effort
 from ftslurm.recovery.policy import DONE, ENDED, PAUSED, REQUEUED, STOP, Decision, Evidence
 from ftslurm.recovery.successor import (
     GAVE_WAY,
     OwnJob,
-    best_effort,
     cancel_successors,
     ensure_successor,
 )
@@ -117,7 +116,7 @@ def _give_way(job: OwnJob, evidence: Evidence) -> None:
         append_event(job.layout.attempt(evidence.number), GAVE_WAY, now=job.now, job_id=job.job_id)
         job.scheduler.cancel(job.job_id)
     except (OSError, SchedulerError) as error:
-        _warn(f"{error}; staying to be killed, Slurm then queues the job again")
+        warn(f"{error}; staying to be killed, Slurm then queues the job again")
         _wait_to_be_killed(job)
 
 
@@ -134,7 +133,7 @@ def _stay(
     if may_requeue is not False and _is_preempted(job, environ, evidence):
         said = f"nothing can be queued from here ({failed}), so the job stays to be killed, upon "
         decision = _changed(decision, REQUEUED, f"{said}which Slurm queues it again", amend)
-        _warn(decision.reason)
+        warn(decision.reason)
         _wait_to_be_killed(job)
     return _changed(decision, STOP, f"but it is not queued again: {failed}", amend)
 
@@ -179,7 +178,7 @@ def leave(job: OwnJob, action: str) -> None:
     try:
         cancel_successors(job)
     except SchedulerError as error:
-        _warn(f"a successor may be left, it leaves when it starts: {error}")
+        warn(f"a successor may be left, it leaves when it starts: {error}")
     # A finished run that Slurm queues once more finds DONE, and its job still ends COMPLETED, which
     # others may wait for (afterok).
     if action == DONE or job.record.continue_by != REQUEUE:
@@ -190,12 +189,8 @@ def leave(job: OwnJob, action: str) -> None:
         # ever preempted (all seen).
         job.scheduler.forbid_requeue(job.job_id)
     except SchedulerError as error:
-        _warn(f"Slurm may queue the job again, cancel it then: {error}")
+        warn(f"Slurm may queue the job again, cancel it then: {error}")
 
 
 def _changed(decision: Decision, action: str, said: str, amend: Amend) -> Decision:
     return amend(dataclasses.replace(decision, action=action, reason=f"{decision.reason}, {said}"))
-
-
-def _warn(text: str) -> None:
-    print(f"ftslurm: warning: {text}", file=sys.stderr)  # noqa: T201

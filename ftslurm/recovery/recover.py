@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import EXIT_OK, FtslurmError, SchedulerError
-from ftslurm.files import write_json
+from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
 from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
@@ -33,7 +33,7 @@ from ftslurm.recovery.policy import (
     Evidence,
     decide,
 )
-from ftslurm.recovery.successor import OwnJob, best_effort, cancel_successors, submit_from_job
+from ftslurm.recovery.successor import OwnJob, cancel_successors, submit_from_job
 from ftslurm.run.attempts import Outcome, append_event
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
@@ -73,9 +73,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     except FtslurmError:
         # Nothing was decided: a successor would find the same, and the one after it.
         with contextlib.suppress(SchedulerError):
-            cancel_successors(
-                OwnJob(layout, read_record(layout), scheduler, scheduler.own_job_id(os.environ))
-            )
+            cancel_successors(OwnJob.of(layout, read_record(layout), scheduler, os.environ))
         raise
     print(f"ftslurm: attempt {options.attempt}: {decision.reason}", file=sys.stderr)  # noqa: T201
     print(decision.action)  # noqa: T201
@@ -106,16 +104,8 @@ def recover(
     with best_effort("not in the journal"):
         append_event(paths, "ranks_ended", now=now, rc=rc, term=term)
     record = read_record(layout)
-    own_job = OwnJob(
-        layout,
-        record,
-        scheduler,
-        scheduler.own_job_id(environ),
-        int(environ.get("SLURM_RESTART_COUNT") or 0),
-        submit=submit,
-        now=now,
-        sleep=sleep,
-    )
+    own_job = OwnJob.of(layout, record, scheduler, environ)
+    own_job = dataclasses.replace(own_job, submit=submit, now=now, sleep=sleep)
     settled = _settled_program(layout, attempt, rc=rc, now=now) if record.spec.program else None
     evidence = dataclasses.replace(
         read_evidence(layout, attempt, rc=rc, term=term, settled=settled),

@@ -8,15 +8,14 @@ same job makes two. Whether a run goes on is not decided here.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError
+from ftslurm.files import best_effort
 from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.policy import ENDED, STOP
 from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events, read_outcome
@@ -55,6 +54,18 @@ class OwnJob:
     submit: Callable[[Sequence[str]], str] = submit_from_job
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
+
+    @classmethod
+    def of(
+        cls,
+        layout: RunLayout,
+        record: RunRecord,
+        scheduler: Scheduler,
+        environ: Mapping[str, str],
+    ) -> OwnJob:
+        """The job whose environment this is."""
+        restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        return cls(layout, record, scheduler, scheduler.own_job_id(environ), restart_count)
 
 
 def note_own_job(job: OwnJob) -> None:
@@ -187,13 +198,3 @@ def _note(job: OwnJob, job_id: str) -> None:
             after=job.job_id,
             now=job.now,
         )
-
-
-@contextlib.contextmanager
-def best_effort(what: str) -> Iterator[None]:
-    """A journal that cannot be written (disk full, I/O error) must not cost the run its next
-    job."""
-    try:
-        yield
-    except OSError as error:
-        print(f"ftslurm: warning: {what}: {error}", file=sys.stderr)  # noqa: T201

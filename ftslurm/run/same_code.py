@@ -12,15 +12,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
-from ftslurm.errors import CodeError, FormatError, RunError
+from ftslurm.errors import CodeError, FormatError, RunError, warn
 from ftslurm.files import (
+    best_effort,
     claim_folder,
     encode_json,
     is_listed,
@@ -72,7 +72,7 @@ def check_alone(env: RankEnvironment, record: RunRecord) -> None:
         if difference is not None:
             raise error(record, difference)
         if rebuilt:
-            _warn(rebuilt_sentence(rebuilt, node=env.node, other=node))
+            warn(rebuilt_sentence(rebuilt, node=env.node, other=node))
             if env.rank == 0:  # the journal has one writer
                 _journal(env, "code_changed", node_facts([(node, names(rebuilt))]))
     if env.rank == 0:
@@ -137,10 +137,8 @@ def keep(env: RankEnvironment, mine: Mapping[str, Module]) -> None:
     """Rank 0: these are the modules that the attempt trains with. A disk that is full or closed
     costs the record, not the attempt: the next one compares with an older record."""
     modules = merged(mine, _earlier(env.layout, env.attempt))
-    try:
+    with best_effort("the digests of this attempt's modules are not kept"):
         write_json(env.attempt_layout.modules_json, _record(env.node, modules))
-    except OSError as error:
-        _warn(f"the digests of this attempt's modules are not kept: {error}")
 
 
 def _earlier(layout: RunLayout, attempt: int) -> dict[str, Module]:
@@ -182,7 +180,7 @@ def _leave_or_read_first(
         # Where there are no links the name is taken some time before the file is there.
         return patiently(lambda: _read(place), place, announced=True)
     except OSError as error:
-        _warn(f"the modules of node {env.node} are not compared with the other nodes': {error}")
+        warn(f"the modules of node {env.node} are not compared with the other nodes': {error}")
         return None
 
 
@@ -246,11 +244,5 @@ def _facts(modules: list[str]) -> dict[str, Any]:
 
 
 def _journal(env: RankEnvironment, kind: str, facts: dict[str, Any]) -> None:
-    try:
+    with best_effort(f"the event {kind} of {facts['modules']} is not kept"):
         append_event(env.attempt_layout, kind, **facts)
-    except OSError as error:
-        _warn(f"the event {kind} of {facts['modules']} is not kept: {error}")
-
-
-def _warn(sentence: str) -> None:
-    print(f"ftslurm: warning: {sentence}", file=sys.stderr)  # noqa: T201

@@ -116,28 +116,29 @@ def without_secrets(text: str) -> str:
 
 def references(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, name of the environment variable) of each reference in a spec's values."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from references(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from references(item, f"{key}[{i}]")
-    elif isinstance(value, str):
-        for match in _REFERENCE.finditer(value):
-            yield key, match[1]
+    for place, text, is_name in _walk(value, key):
+        if not is_name:
+            for match in _REFERENCE.finditer(text):
+                yield place, match[1]
 
 
 def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, text) of all texts in a spec's values, names of keys included."""
+    for place, text, _ in _walk(value, key):
+        yield place, text
+
+
+def _walk(value: Any, key: str) -> Iterator[tuple[str, str, bool]]:
+    """(dotted key, text, whether the text is itself the name of a key)."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield key, str(name)
-            yield from texts(item, f"{key}.{name}" if key else str(name))
+            yield key, str(name), True
+            yield from _walk(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield from texts(item, f"{key}[{i}]")
+            yield from _walk(item, f"{key}[{i}]")
     elif isinstance(value, str):
-        yield key, value
+        yield key, value, False
 
 
 def _value(match: re.Match[str], environ: Mapping[str, str], key: str) -> Optional[str]:

@@ -112,6 +112,11 @@ class ClusterSpec:
         """In a container or an archive: the machine that submits cannot ask their interpreter."""
         return bool(self.container or self.container_image or self.environment)
 
+    @property
+    def changes_path(self) -> bool:
+        """The batch script's PATH may be another than that of the shell that submits."""
+        return bool(self.setup) or "PATH" in self.env
+
 
 @dataclass
 class ParallelSpec:

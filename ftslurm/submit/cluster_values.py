@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 from ftslurm.errors import SpecError, UsageError
 from ftslurm.node.environment import PLACEHOLDER
@@ -59,6 +59,8 @@ _SECRET = re.compile(
     r"(?![A-Za-z])",
     re.IGNORECASE,
 )
+NCCL_SIGNAL = "NCCL_PROXY_DUMP_SIGNAL"
+"""NCCL installs a handler of its own for the signal that it names."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 # What is taken from the environment or from a command is no secret of the text's.
@@ -186,10 +188,11 @@ def _check_environment_variables(cluster: ClusterSpec) -> None:
                 f"cluster.env.{name} names a secret of the environment; leave it out: sbatch "
                 "passes your own environment on"
             )
-        if name == "NCCL_PROXY_DUMP_SIGNAL" and value in {str(int(n)) for n in STOP_SIGNALS}:
+        taken = stop_signal_of(value) if name == NCCL_SIGNAL else None
+        if taken is not None:
             raise SpecError(
-                f"cluster.env.{name} is {value} ({signal.Signals(int(value)).name}), which asks "
-                "ranks to stop; NCCL would take it from them: choose another signal"
+                f"cluster.env.{name} is {value} ({taken.name}), which asks ranks to stop; NCCL "
+                "would take it from them: choose another signal"
             )
 
 
@@ -210,6 +213,11 @@ def _check_container(cluster: ClusterSpec) -> None:
         )
     if any("," in mount for mount in cluster.mounts):
         raise SpecError("cluster.mounts has an entry with a comma; give each mount as its own")
+
+
+def stop_signal_of(number: str) -> Optional[signal.Signals]:
+    """The signal of this number if it is one that asks ranks to stop."""
+    return next((one for one in STOP_SIGNALS if number == str(int(one))), None)
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, UsageError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, UsageError, warn
 from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
@@ -142,7 +142,7 @@ def _plan(
     except SchedulerError as error:
         if not options.dry_run:
             raise
-        _to_stderr(f"ftslurm: warning: {error}; what depends on the site is left open")
+        warn(f"{error}; what depends on the site is left open")
         site = None
     plan = plan_run(spec, text, scheduler, site, folder=Path.cwd())
     _look_at_storage(plan)
@@ -150,8 +150,8 @@ def _plan(
         _check_program(plan)
     unseen = unseen_folders(plan.snapshot, os.environ)
     if unseen:
-        _to_stderr(
-            f"ftslurm: warning: PYTHONPATH has {os.pathsep.join(unseen)}, which the ranks will not "
+        warn(
+            f"PYTHONPATH has {os.pathsep.join(unseen)}, which the ranks will not "
             "see; they import from the run's copy of this folder's code and from what is installed"
         )
     return plan, scheduler
@@ -161,15 +161,15 @@ def _look_at_storage(plan: Plan) -> None:
     runs_dir = plan.layout.root.parent
     warning = refuse_storage(plan.spec, storage_of(runs_dir), runs_dir)
     if warning is not None:
-        _to_stderr(f"ftslurm: warning: {warning}")
+        warn(warning)
     refuse_slow_save(save_cost(plan.spec, runs_dir), plan.emergency_deadline_s)
 
 
 def _check_program(plan: Plan) -> None:
     check_program(plan.snapshot, plan.spec)
     for word in left_behind(plan.snapshot, plan.spec.program):
-        _to_stderr(
-            f"ftslurm: warning: `{word}` is here but not in the run's copy of the code, where the "
+        warn(
+            f"`{word}` is here but not in the run's copy of the code, where the "
             "program runs; if the program reads it, give its absolute path"
         )
 
@@ -188,7 +188,7 @@ def _site(spec: RunSpec, scheduler: Scheduler, *, sbatch_found: bool) -> Site:
             )
     site = scheduler.site()
     for finding in site.findings:
-        _to_stderr(f"ftslurm: warning: {finding}")
+        warn(finding)
     return site
 
 

@@ -308,7 +308,7 @@ def _packages(spec: RunSpec, python: str) -> dict[str, str]:
 
 def _is_found_later(cluster: ClusterSpec, python: str) -> bool:
     """On a PATH that set-up lines or cluster.env may make another than this one."""
-    return "/" not in python and (bool(cluster.setup) or "PATH" in cluster.env)
+    return "/" not in python and cluster.changes_path
 
 
 def _ask(key: str, python: str, program: str, wrong: str = "is no Python of 3.9 or later") -> bytes:

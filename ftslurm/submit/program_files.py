@@ -106,14 +106,7 @@ def _check_own_file(snapshot: Snapshot, command: str, names: set[str]) -> None:
 
 def _is_path_changed(spec: RunSpec) -> bool:
     """What is on PATH where the ranks run cannot be told from here."""
-    cluster = spec.cluster
-    return bool(
-        cluster.setup
-        or cluster.container
-        or cluster.container_image
-        or cluster.environment
-        or "PATH" in cluster.env
-    )
+    return spec.cluster.ranks_are_inside or spec.cluster.changes_path
 
 
 def _script(program: Sequence[str]) -> Optional[str]:

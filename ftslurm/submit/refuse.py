@@ -17,13 +17,11 @@ from typing import Optional
 from ftslurm.errors import FormatError, RunError, SpecError, UsageError
 from ftslurm.run.attempts import numbers, read_events
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.rank import STOP_SIGNALS
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.spec import RunSpec
+from ftslurm.submit.cluster_values import NCCL_SIGNAL, stop_signal_of
 
 REFERENCE_ENTRY = "ftslurm.train.reference:train"
-
-_NCCL_SIGNAL = "NCCL_PROXY_DUMP_SIGNAL"
 
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay")
 """File systems whose content goes with the host, or with the container, that holds them."""
@@ -72,14 +70,13 @@ def refuse_inside_job(spec: RunSpec, environ: Mapping[str, str]) -> None:
 def refuse_signal_clash(spec: RunSpec, environ: Mapping[str, str]) -> None:
     """SpecError when the shell's NCCL setting takes a signal that asks ranks to stop; what
     cluster.env sets in its place is looked at with the other values there."""
-    if _NCCL_SIGNAL in spec.cluster.env:
+    if NCCL_SIGNAL in spec.cluster.env:
         return
-    # NCCL installs a handler of its own for it, and the ranks would never see the warning.
-    taken = environ.get(_NCCL_SIGNAL, "").strip()
-    clashing = [number for number in STOP_SIGNALS if taken == str(int(number))]
-    if clashing:
+    number = environ.get(NCCL_SIGNAL, "").strip()
+    taken = stop_signal_of(number)
+    if taken is not None:
         raise SpecError(
-            f"{_NCCL_SIGNAL}={taken} takes {clashing[0].name}, which asks the ranks to stop; unset "
+            f"{NCCL_SIGNAL}={number} takes {taken.name}, which asks the ranks to stop; unset "
             "it, or give it another signal"
         )
 

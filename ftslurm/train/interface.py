@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 
 from ftslurm.errors import RunError
-
-_SIOCGIFADDR = 0x8915  # netdevice(7)
+from ftslurm.node.interface import ipv4_of
 
 
 def interface_towards(host: str, port: int) -> tuple[str, str]:
@@ -24,20 +21,9 @@ def interface_towards(host: str, port: int) -> tuple[str, str]:
             "GLOO_SOCKET_IFNAME"
         ) from None
     for _, name in socket.if_nameindex():
-        if _address_of(name) == address:
+        if ipv4_of(name) == address:
             return name, address
     raise RunError(
         f"no interface has the address {address} that leads to `{host}`; name the interface in "
         "GLOO_SOCKET_IFNAME"
     )
-
-
-def _address_of(name: str) -> str:
-    """First IPv4 address of an interface, empty when it has none."""
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError:
-            return ""
-    return socket.inet_ntoa(reply[20:24])

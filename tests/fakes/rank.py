@@ -172,6 +172,13 @@ class FakeTraining:
             temporary = str(self.store.create_temporary(self.step, self.env.attempt))
         folder = type(self.env.run_dir)(self.peers.exchange(temporary)[0])
         faults.point("staged", **self.facts())
+        entries = self.peers.exchange(self.write(folder))
+        if self.env.rank == 0:
+            self.publish(folder, [IndexEntry(**item) for item in entries])
+        self.committed = Parent(**self.peers.exchange(self.committed and vars(self.committed))[0])
+
+    def write(self, folder):
+        """This rank's part of a step; its entry in the manifest."""
         data = struct.pack(f"<{NUM_VALUES}q", *(value - 2**63 for value in self.values))
         piece = TensorData(
             key="values",
@@ -191,10 +198,7 @@ class FakeTraining:
             attempt=self.env.attempt,
             step=self.step,
         )
-        entries = self.peers.exchange(vars(entry))
-        if self.env.rank == 0:
-            self.publish(folder, [IndexEntry(**item) for item in entries])
-        self.committed = Parent(**self.peers.exchange(self.committed and vars(self.committed))[0])
+        return vars(entry)
 
     def publish(self, folder, entries):
         self.store.publish(folder, self.manifest(entries))

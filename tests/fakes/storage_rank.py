@@ -7,18 +7,16 @@ could not read from the run while its disk is full: step, failed saves, newest c
 
 import json
 import os
-import struct
 import sys
 import time
 from pathlib import Path
 
 from ftslurm.checkpoint.records import IndexEntry, Parent
-from ftslurm.checkpoint.shard import TensorData, write_shard
 from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY, CheckpointError, FtslurmError, RunError
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 from ftslurm.train.progress import Recorder
 from ftslurm.train.setbacks import Setbacks
-from tests.fakes.rank import NUM_VALUES, FakeTraining
+from tests.fakes.rank import FakeTraining
 
 RETRY_S = 0.2
 
@@ -90,28 +88,6 @@ class StorageTraining(FakeTraining):
 
     def open_folder(self):
         return str(self.store.create_temporary(self.step, self.env.attempt))
-
-    def write(self, folder):
-        data = struct.pack(f"<{NUM_VALUES}q", *(value - 2**63 for value in self.values))
-        piece = TensorData(
-            key="values",
-            dtype="int64",
-            global_shape=(self.env.world_size * NUM_VALUES,),
-            offsets=(self.env.rank * NUM_VALUES,),
-            shape=(NUM_VALUES,),
-            data=memoryview(data),
-        )
-        entry = write_shard(
-            folder,
-            self.env.rank,
-            [piece],
-            objects={},
-            aliases={},
-            algorithm=self.spec.checkpoint.digest,
-            attempt=self.env.attempt,
-            step=self.step,
-        )
-        return vars(entry)
 
     def finish(self):
         while not self.save():
