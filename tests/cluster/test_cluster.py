@@ -17,9 +17,9 @@ from lab import Lab, cluster, wait_until
 pytestmark = pytest.mark.cluster
 
 # A task and a batch shell that log each signal and stay. Children of both get signals too.
-# The shell looks every 0.1 s and does not `wait`: of two signals that come together (CONT, TERM) bash
-# may handle the first, enter waitpid with the second pending, and run its trap only when srun ends
-# (27 of 480 shells on bash 5.2; none when it sleeps).
+# The shell looks every 0.1 s and does not `wait`: of two signals that come together (CONT, TERM)
+# bash may handle the first, enter waitpid with the second pending, and run its trap only when srun
+# ends (27 of 480 shells on bash 5.2; none when it sleeps).
 LOGS_SIGNALS = """
 log() { echo "$1 $2" >> "$FOLDER/signals"; }
 for s in TERM USR1 CONT; do trap "log shell $s" "$s"; done
