@@ -14,19 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftslurm.checkpoint import objects
+from ftslurm.checkpoint.commit import Commit, decode_commit, encode_commit
 from ftslurm.checkpoint.coverage import coverage_problems
 from ftslurm.checkpoint.packing import plan_files
 from ftslurm.checkpoint.record_json import (
-    decode_commit,
     decode_index,
     decode_manifest,
-    encode_commit,
     encode_index,
     encode_manifest,
 )
 from ftslurm.checkpoint.records import (
     Chunk,
-    Commit,
     IndexEntry,
     Parent,
     ShardFile,

@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ftslurm import faults, files
-from ftslurm.checkpoint.fence import read_fence, refuse_superseded, stray
-from ftslurm.checkpoint.quarantine import quarantine
-from ftslurm.checkpoint.record_json import encode_commit, encode_manifest, manifest_digest
-from ftslurm.checkpoint.records import (
+from ftslurm.checkpoint.commit import (
     COMMITTED,
-    MANIFEST,
     MANIFEST_ALGORITHM,
     SCHEMA_VERSION,
     Commit,
-    Manifest,
+    encode_commit,
 )
+from ftslurm.checkpoint.fence import read_fence, refuse_superseded, stray
+from ftslurm.checkpoint.quarantine import quarantine
+from ftslurm.checkpoint.record_json import encode_manifest, manifest_digest
+from ftslurm.checkpoint.records import MANIFEST, Manifest
 from ftslurm.checkpoint.removal import remove_folder
 from ftslurm.checkpoint.rename import rename_new
 from ftslurm.checkpoint.verification import Expectation, loadability_problems

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.checkpoint.commit import COMMITTED, Commit, decode_commit
 from ftslurm.checkpoint.reading import read_small
-from ftslurm.checkpoint.record_json import decode_commit
-from ftslurm.checkpoint.records import COMMITTED, Commit
 from ftslurm.errors import CheckpointError, FormatError
 from ftslurm.files import Patience, list_folder
 from ftslurm.run.layout import RunLayout, parse_step_name

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftslurm.checkpoint.choose import Rejected
-from ftslurm.checkpoint.records import SCHEMA_VERSION
+from ftslurm.checkpoint.commit import SCHEMA_VERSION
 from ftslurm.checkpoint.rename import rename_new
 from ftslurm.errors import CheckpointError
 from ftslurm.files import claim_folder, write_json

@@ -10,17 +10,14 @@ import json
 from typing import Any, Optional
 
 from ftslurm.checkpoint import objects
+from ftslurm.checkpoint.commit import MANIFEST_ALGORITHM, SCHEMA_VERSION
 from ftslurm.checkpoint.digest import ALGORITHMS, digest
 from ftslurm.checkpoint.fields import Fields, is_count, parse
 from ftslurm.checkpoint.records import (
-    COMMITTED,
     LARGEST_CHUNK_BYTES,
     MANIFEST,
-    MANIFEST_ALGORITHM,
-    SCHEMA_VERSION,
     SMALL_ALIGNMENT_BYTES,
     Chunk,
-    Commit,
     IndexEntry,
     Manifest,
     Parent,
@@ -33,7 +30,6 @@ from ftslurm.checkpoint.records import (
     shard_name,
 )
 from ftslurm.errors import FormatError
-from ftslurm.files import encode_json
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -82,26 +78,6 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST) -> Manifest:
     if manifest.parent is not None and manifest.parent.step >= manifest.step:
         raise FormatError(f"{where} of step {manifest.step} has parent {manifest.parent.step}")
     return manifest
-
-
-def encode_commit(commit: Commit) -> bytes:
-    return encode_json({"schema_version": SCHEMA_VERSION, **vars(commit)})
-
-
-def decode_commit(data: bytes, *, where: str = COMMITTED) -> Commit:
-    """Refuses any form but the one `encode_commit` writes: nothing else guards these bytes."""
-    fields = parse(data, where=where)
-    commit = Commit(
-        step=fields.count("step"),
-        run_id=fields.text("run_id"),
-        algorithm=fields.text("algorithm"),
-        digest=fields.digest("digest", length=ALGORITHMS[MANIFEST_ALGORITHM]),
-    )
-    if commit.algorithm != MANIFEST_ALGORITHM:
-        raise FormatError(f"{where} names `{commit.algorithm}`, expected `{MANIFEST_ALGORITHM}`")
-    if encode_json(fields.values) != data:
-        raise FormatError(f"{where} is not in the form it was written in; it is damaged")
-    return commit
 
 
 def manifest_digest(data: bytes) -> str:

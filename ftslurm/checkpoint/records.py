@@ -1,7 +1,7 @@
-"""What a checkpoint says about itself: manifest, index and COMMITTED as plain values.
+"""What a checkpoint says about itself: manifest and index as plain values.
 
 Names of files are computed from rank and position, never taken from a file, so no record can lead
-outside its step folder. `record_json` has the JSON of these values.
+outside its step folder. `record_json` has the JSON of these values, `commit` has COMMITTED.
 
 A step folder holds, and holds nothing else:
 
@@ -16,13 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-COMMITTED = "COMMITTED"
-
-MANIFEST_ALGORITHM = "sha256"
-"""Always: the manifest's digest is a step's identity in lineage and fence, so it has to be strong,
-and those who list steps need no xxhash."""
 
 LARGE_ALIGNMENT_BYTES = 4096
 """Of tensors of at least this size and of whole files: pages, and blocks of direct I/O."""
@@ -154,16 +148,6 @@ class Manifest:
     created_at: float
     """UTC seconds."""
     extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Commit:
-    """COMMITTED: which manifest this folder's is."""
-
-    step: int
-    run_id: str
-    algorithm: str
-    digest: str
 
 
 def piece_bytes(dtype: str, shape: tuple[int, ...]) -> int:

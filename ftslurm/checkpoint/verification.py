@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.checkpoint.commit import COMMITTED, Commit
 from ftslurm.checkpoint.coverage import coverage_problems
 from ftslurm.checkpoint.digest import Hasher, digest, new
 from ftslurm.checkpoint.published import read_commit
 from ftslurm.checkpoint.reading import StepFile, read_small, reading, size_of
 from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import (
-    COMMITTED,
     MANIFEST,
     Chunk,
-    Commit,
     Manifest,
     ShardFile,
     ShardIndex,

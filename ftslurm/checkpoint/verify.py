@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Optional, TextIO
 
 from ftslurm.checkpoint.choose import Choice, Fence, decide
+from ftslurm.checkpoint.commit import COMMITTED, SCHEMA_VERSION
 from ftslurm.checkpoint.published import step_folders
-from ftslurm.checkpoint.records import COMMITTED, MANIFEST, SCHEMA_VERSION
+from ftslurm.checkpoint.records import MANIFEST
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.checkpoint.verification import Expectation, Verification, verify_step
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, CheckpointError, UsageError
