@@ -12,6 +12,7 @@ are for our own bugs only.
     +-- SchedulerError      a Slurm command failed, or Slurm cannot be reached
     +-- RunError            the run directory forbids what was asked
     +-- CodeError           a rank would run other code than the run began with
+    +-- NumericError        a loss that is NaN or Inf, or a spike
 """
 
 from __future__ import annotations
@@ -76,3 +77,12 @@ class RunError(FtslurmError):
 
 class CodeError(FtslurmError):
     pass
+
+
+class NumericError(FtslurmError):
+    """The same on every rank, at the same step; `step` counts the one that showed it."""
+
+    def __init__(self, message: str, *, step: int, value: float) -> None:
+        super().__init__(message)
+        self.step = step
+        self.value = value

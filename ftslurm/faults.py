@@ -6,16 +6,19 @@ are separated by `;`:
 
     FTSLURM_FAULTS="kill@before_commit:rank=0:step=20:attempt=1;estale@read_step:rank=1:times=3"
 
-Actions: kill (SIGKILL to this process), exit (code 1), hang (for ever), or an error number by its
-name in lower case (enospc, eio, estale, edquot ...): an OSError. Conditions: rank, attempt, and
-what the point says of itself (step, or the name of the file); `times=N` breaks N times in a
-process and is mended then.
+Actions: kill (SIGKILL to this process), exit (code 1), hang (for ever), stop (SIGSTOP to this
+process), hold (for ever, with the interpreter lock held in native code), slow (real work of
+`seconds=S`, then goes on), or an error number by its name in lower case (enospc, eio, estale,
+edquot ...): an OSError. Conditions: rank, attempt, and what the point says of itself (step, or the
+name of the file); `since=N`: from step N on; `times=N` breaks N times in a process and is mended
+then.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -33,6 +36,7 @@ POINTS = (
     "before_rename",  # COMMITTED is inside the temporary folder
     "after_rename",  # the step is published; latest.json and retention have not run
     "restored",  # state is loaded, no step trained
+    "requeued",  # the job is queued again, and is not kept off any node yet
     # The file primitives; each try passes its point, so `times` may be outlasted.
     "read_file",  # a record outside the checkpoints: run.json, attempt.json, events.jsonl ...
     "write_file",  # any small file, atomically
@@ -57,24 +61,31 @@ def point(name: str, /, **facts: Union[int, str]) -> None:
     if plan:
         for entry in plan.split(";"):
             if _matches(entry.strip(), name, facts):
-                _break(entry.partition("@")[0].strip(), name)
+                _break(entry.partition("@")[0].strip(), name, _pairs(entry))
 
 
 def _matches(entry: str, name: str, facts: dict[str, Union[int, str]]) -> bool:
     if not entry:
         return False
     _, _, target = entry.partition("@")
-    wanted, *conditions = target.split(":")
+    wanted = target.split(":")[0]
     if wanted not in POINTS:
         raise UsageError(f"{ENVIRONMENT}: `{wanted}` is no point; choose from {', '.join(POINTS)}")
     if wanted != name:
         return False
-    pairs = dict(condition.split("=", 1) for condition in conditions)
-    times = pairs.pop("times", None)
+    pairs = _pairs(entry)
+    times, since = pairs.pop("times", None), pairs.pop("since", None)
+    pairs.pop("seconds", None)
+    if since is not None and int(facts.get("step", -1)) < int(since):
+        return False
     if not all(_fact(key, facts) == value for key, value in pairs.items()):
         return False
     _broken[entry] += 1
     return times is None or _broken[entry] <= int(times)
+
+
+def _pairs(entry: str) -> dict[str, str]:
+    return dict(condition.split("=", 1) for condition in entry.split(":")[1:])
 
 
 def _fact(key: str, facts: dict[str, Union[int, str]]) -> str:
@@ -83,7 +94,7 @@ def _fact(key: str, facts: dict[str, Union[int, str]]) -> str:
     return os.environ.get(_FROM_ENVIRONMENT[key], "")
 
 
-def _break(action: str, name: str) -> None:
+def _break(action: str, name: str, pairs: dict[str, str]) -> None:
     number = getattr(errno, action.upper(), None)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -91,15 +102,29 @@ def _break(action: str, name: str) -> None:
         os._exit(1)
     elif action == "hang":
         _hang()
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "hold":
+        # One call that takes for ever; it does not let go of the lock.
+        re.match("(a+)+$", "a" * 64 + "b")
+    elif action == "slow":
+        _work(float(pairs["seconds"]))
     elif isinstance(number, int):
         raise OSError(number, f"{os.strerror(number)} (fault injected at {name})")
     else:
         raise UsageError(
-            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, hang, or an error number by "
-            "name, e.g. estale"
+            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, hang, stop, hold, slow, or "
+            "an error number by name, e.g. estale"
         )
 
 
 def _hang() -> NoReturn:
     while True:
         time.sleep(60)
+
+
+def _work(seconds: float) -> None:
+    """By this thread's clock, so that it is as much work on a busy processor."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass

@@ -120,6 +120,23 @@ def test_a_run_whose_jobs_all_last_until_their_limit_for_nothing_ends(tmp_path, 
     assert begin_job(after_it, layout, slurm, monkeypatch).startswith(f"go {ENOUGH + 2} ")
 
 
+@pytest.mark.parametrize(("cause", "ends"), [("time_limit", True), ("preempted", False)])
+def test_what_costs_nothing_ends_a_run_only_if_it_uses_whole_jobs_up(
+    tmp_path, monkeypatch, cause, ends
+):
+    """Of both it was found out afterwards, from ranks that did not save in time."""
+    layout, slurm = make_run(tmp_path, "requeue"), Slurm()
+    for number in range(1, ENOUGH + 1):
+        begin(layout, slurm, monkeypatch)
+        decided = {"action": "requeued", "cause": cause, "reason": "x", "is_failure": False}
+        write_json(layout.attempt(number).decision_json, {"schema_version": 1, **decided})
+    if not ends:
+        assert begin(layout, slurm, monkeypatch).startswith(f"go {ENOUGH + 1} ")
+        return
+    with pytest.raises(RunError, match="without a newly committed step"):
+        begin(layout, slurm, monkeypatch)
+
+
 @pytest.mark.parametrize("word", ["PREEMPTED", "NODE_FAIL"])
 def test_a_storm_of_preemptions_or_lost_nodes_ends_no_run(tmp_path, monkeypatch, word):
     layout, slurm = make_run(tmp_path), Slurm()

@@ -41,9 +41,9 @@ def layout(tmp_path):
 
 
 def test_a_claim_says_number_first_node_and_port(layout):
-    word, attempt, address, port, stop_at, nodes = claim_attempt(layout, JOB).split()
+    word, attempt, address, port, stop_at, nodes, count = claim_attempt(layout, JOB).split()
     assert (word, attempt, address, stop_at) == ("go", "1", "n03", "0")
-    assert nodes == "n03,n04"
+    assert (nodes, count) == ("n03,n04", "2")
     assert FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS
     claimed = read_attempt(layout, 1)
     assert (claimed.job_id, claimed.restart_count, claimed.nodes) == ("12", 0, ["n03", "n04"])

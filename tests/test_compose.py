@@ -68,6 +68,24 @@ def test_overrides_win_over_an_experiment_and_reach_every_level():
     assert (spec.steps, spec.cluster.nodes, spec.optim.lr) == (7, 3, 2e-4)
 
 
+def test_a_table_of_the_recovery_takes_single_names_and_only_those_it_knows():
+    given = [
+        "recovery.budgets.hang=5",
+        "recovery.budgets.node=1",
+        "recovery.phase_limit_s.saving=60",
+    ]
+    recovery = compose(given)[0].recovery
+    assert (recovery.budgets["hang"], recovery.budgets["node"]) == (5, 1)
+    assert recovery.budgets["storage"] == RunSpec().recovery.budgets["storage"]
+    assert recovery.phase_limit_s["saving"] == 60
+    with pytest.raises(SpecError, match="recovery.budgets has `hangs`; it takes hang, "):
+        compose(["recovery.budgets.hangs=5"])
+
+
+def test_the_default_file_says_what_the_spec_does():
+    assert compose([])[0].recovery == RunSpec().recovery
+
+
 def test_values_of_ones_own_need_no_plus():
     spec, _ = compose(["user.width=64", "user.names=[a,b]", "+user.deep.er=true"])
     assert spec.user == {"width": 64, "names": ["a", "b"], "deep": {"er": True}}

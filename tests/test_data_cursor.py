@@ -141,3 +141,28 @@ def test_a_cursor_over_nothing_is_refused(samples_per_epoch: int, batch: int) ->
 def test_a_rank_outside_the_world_has_no_slice(rank: int) -> None:
     with pytest.raises(UsageError, match="world of 4"):
         make_cursor().slice_for(rank, 4)
+
+
+def test_batches_that_are_passed_over_are_trained_by_no_step_and_nothing_else_changes():
+    whole, short = make_cursor(), make_cursor()
+    short.passed_over = [(2, 3), (6, 6)]
+    trained = [whole.batch_indices(4 * batch).tolist() for batch in range(10)]
+    seen = []
+    for _ in range(6):
+        seen.append(short.batch_indices().tolist())
+        short.advance()
+    assert seen == [trained[batch] for batch in (0, 1, 4, 5, 7, 8)]
+    assert short.samples == 9 * 4  # what is passed over counts as consumed
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_a_restart_at_any_step_passes_over_the_same_batches(steps):
+    straight, resumed = make_cursor(), make_cursor()
+    straight.passed_over = resumed.passed_over = [(2, 3), (6, 6)]
+    for _ in range(steps):
+        straight.advance()
+    resumed.load_state_dict(straight.state_dict())
+    ahead = resumed.begins()
+    for _ in range(5):
+        assert next(ahead) == straight.begin_of(straight.samples)
+        straight.advance()

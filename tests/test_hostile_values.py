@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftslurm.errors import SpecError
-from ftslurm.run.spec import ClusterSpec, RunSpec
+from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
 from ftslurm.run.spec_check import check
 from ftslurm.scheduler.launch import LOGS, nodes_argv, ranks_argv
 from ftslurm.submit.render import check_values, rank_python, render_script, sbatch_options
@@ -54,6 +54,7 @@ HOSTILE = [
     "{% for %}",
 ]
 # Called instead of Python: answers for claim and recover.
+WITHOUT_AGENTS = RecoverySpec(agents=False)
 PYTHON = """#!/bin/bash
 case $3 in
   claim) echo go 1 n1 20001 0 ;;
@@ -99,8 +100,10 @@ class Machine:
             run_dir=self.run_dir,
             python=self.python,
             python_path=[self.run_dir / "code"],
-            launch=ranks_argv(spec.cluster, python=self.python, run_dir=self.run_dir),
-            on_nodes=nodes_argv(spec.cluster),
+            launch=ranks_argv(
+                spec.cluster, WITHOUT_AGENTS, python=self.python, run_dir=self.run_dir
+            ),
+            on_nodes=nodes_argv(spec.cluster, WITHOUT_AGENTS),
         )
 
     def bash(self, *argv):
@@ -166,7 +169,7 @@ def assert_bash_sees(machine, spec):
     cluster = spec.cluster
     machine.run_script(spec)
     logs = f"{machine.run_dir}/attempts/0001/logs"
-    launch = ranks_argv(cluster, python=machine.python, run_dir=machine.run_dir)
+    launch = ranks_argv(cluster, WITHOUT_AGENTS, python=machine.python, run_dir=machine.run_dir)
     prefix = [machine.python, "-m", "ftslurm.node.prefix", *cluster.container]
     rank = [rank_python(cluster, machine.python, None), "-u", "-m", "ftslurm.submit.rank"]
     argv = [*launch, *(prefix if cluster.container else []), *rank, f"{machine.run_dir}/submit"]

@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from ftslurm.run.spec import ClusterSpec
-from ftslurm.scheduler.launch import LOGS, nodes_argv, ranks_argv
+from ftslurm.run.spec import ClusterSpec, RecoverySpec
+from ftslurm.scheduler.launch import COUNT, LOGS, NODES, RANKS, agents_argv, nodes_argv, ranks_argv
 
 RUN = Path("/runs/r")
 
 
-def ranks(**values):
-    return ranks_argv(ClusterSpec(**values), python="/x/python", run_dir=RUN)
+ALONE = RecoverySpec(agents=False)
+
+
+def ranks(recovery=ALONE, **values):
+    return ranks_argv(ClusterSpec(**values), recovery, python="/x/python", run_dir=RUN)
 
 
 def test_ranks_are_launched_with_every_default_of_site_and_user_overridden():
@@ -27,7 +30,31 @@ def test_ranks_are_launched_with_every_default_of_site_and_user_overridden():
 
 def test_no_rank_runs_on_a_spare():
     assert {"--nodes=2", "--ntasks=4"} <= set(ranks(nodes=2, spares=3, tasks_per_node=2))
-    assert {"--nodes=2", "--ntasks=2"} <= set(nodes_argv(ClusterSpec(nodes=2, spares=3)))
+    assert {"--nodes=2", "--ntasks=2"} <= set(nodes_argv(ClusterSpec(nodes=2, spares=3), ALONE))
+
+
+def test_ranks_beside_agents_overlap_what_a_dead_node_holds_and_are_as_many_as_the_claim_says():
+    argv = ranks(RecoverySpec(), nodes=2, tasks_per_node=4)
+    for option in ("--overlap", f"--nodes={COUNT}", f"--ntasks={RANKS}", f"--nodelist={NODES}"):
+        assert option in argv
+    # It would disable --kill-on-bad-exit.
+    assert "--no-kill" not in argv
+    once_a_node = nodes_argv(ClusterSpec(nodes=2), RecoverySpec())
+    assert {"--overlap", f"--nodes={COUNT}", f"--ntasks={COUNT}"} <= set(once_a_node)
+
+
+def test_a_run_that_may_shrink_takes_its_size_from_the_claim_without_agents_too():
+    argv = ranks(RecoverySpec(agents=False, min_nodes=1), nodes=2)
+    assert {f"--nodes={COUNT}", f"--nodelist={NODES}"} <= set(argv) and "--overlap" not in argv
+
+
+def test_an_agent_runs_on_every_node_and_takes_nothing():
+    argv = agents_argv(ClusterSpec(nodes=2, spares=1, gpus_per_node=4), RecoverySpec())
+    for option in ("--nodes=3", "--ntasks=3", "--overlap", "--no-kill", "--kill-on-bad-exit=0",
+                   "--wait=0", "--gres=none", "--mem=0", "--cpu-bind=none"):  # fmt: skip
+        assert option in argv
+    assert agents_argv(ClusterSpec(), ALONE) == []
+    assert agents_argv(ClusterSpec(scheduler="local"), RecoverySpec()) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +86,7 @@ def test_pyxis_gets_live_code_at_its_own_place_and_starts_the_ranks_in_it():
     cluster = ClusterSpec(container_image="image", mounts=["/d:/d"])
     code = [Path("/home/me/repo"), Path("/opt/ftslurm")]
     argv = ranks_argv(
-        cluster, python="p", run_dir=RUN, workdir=Path("/home/me/repo/exp"), code=code
+        cluster, ALONE, python="p", run_dir=RUN, workdir=Path("/home/me/repo/exp"), code=code
     )
     mounts = "/home/me/repo:/home/me/repo,/opt/ftslurm:/opt/ftslurm,/runs/r:/runs/r,/d:/d"
     assert f"--container-mounts={mounts}" in argv
@@ -67,8 +94,8 @@ def test_pyxis_gets_live_code_at_its_own_place_and_starts_the_ranks_in_it():
 
 
 def test_the_process_of_each_node_is_started_through_the_plugin_that_ranks_are():
-    assert "--mpi=none" in nodes_argv(ClusterSpec(mpi="none"))
-    assert not [option for option in nodes_argv(ClusterSpec()) if "mpi" in option]
+    assert "--mpi=none" in nodes_argv(ClusterSpec(mpi="none"), ALONE)
+    assert not [option for option in nodes_argv(ClusterSpec(), ALONE) if "mpi" in option]
 
 
 def test_an_argv_of_this_machine_names_the_log_folder_once_and_ends_before_the_rank_command():
@@ -77,4 +104,4 @@ def test_an_argv_of_this_machine_names_the_log_folder_once_and_ends_before_the_r
     assert "--ntasks=2" in argv
     assert [item for item in argv if LOGS in item] == [f"--output={LOGS}/rank-%t.log"]
     assert argv[-1] == "--"
-    assert nodes_argv(ClusterSpec(scheduler="local")) == []
+    assert nodes_argv(ClusterSpec(scheduler="local"), ALONE) == []

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ftslurm"
 RANK = {
     "errors": 0, "faults": 1, "files": 2, "run": 3,
     "scheduler": 4, "checkpoint": 4, "replay": 4, "program": 4,
-    "recovery": 5, "node": 5, "submit": 6, "operate": 6, "train": 6, "cli": 7, "__main__": 8,
-    "__init__": 8,
+    "recovery": 5, "node": 5, "agent": 6, "submit": 6, "operate": 6, "train": 6, "cli": 7,
+    "__main__": 8, "__init__": 8,
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "h5py"}
 OWNERS = {
@@ -23,13 +23,19 @@ OWNERS = {
 }
 HEAVY_ROOMS = {"train"}
 HEAVY_FILES = {"replay/determinism.py"}
-# The verbs read what checkpoint/ knows; run/status.py is a verb that lives with the facts it shows.
+# The verbs read what checkpoint/ knows; run/story.py is of a verb that lives with the facts it
+# shows, and which nodes are excluded it tells by the rule that excludes them.
 # A program is tied to its rank as a rank is to the local scheduler.
-EXTRA = {("run/status.py", "checkpoint"), ("recovery/claim.py", "node"),
+EXTRA = {("run/story.py", "checkpoint"), ("run/story.py", "recovery"),
+         ("recovery/claim.py", "node"), ("recovery/leader.py", "agent"),
          ("program/child.py", "scheduler")}  # fmt: skip
 # Deciding is pure: no clock, no files, no processes.
 PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py",
-        "run/spec_check.py"]  # fmt: skip
+        "run/spec_check.py", "run/timeline.py", "recovery/exclusion.py", "recovery/classify.py",
+        "recovery/budgets.py", "recovery/sentences.py",
+        "recovery/signatures.py", "recovery/signatures_ranks.py", "recovery/signatures_system.py",
+        "recovery/node_clues.py", "recovery/causes.py", "recovery/hang.py",
+        "recovery/stragglers.py"]  # fmt: skip
 
 
 def modules() -> list[Path]:

@@ -48,7 +48,7 @@ def submitted(monkeypatch):
     """Ids for new jobs; what was submitted for which run."""
     calls = []
 
-    def submit_again(layout, scheduler):
+    def submit_again(layout, scheduler, *, exclude):
         calls.append((layout.root.name, scheduler))
         return str(70 + len(calls))
 
@@ -68,7 +68,7 @@ def test_a_run_without_a_living_job_gets_a_new_one(layout, given, submitted, sta
 
 
 def test_a_new_job_that_has_noted_itself_already_is_noted_once(layout, given, monkeypatch):
-    def submit_again(layout, scheduler):
+    def submit_again(layout, scheduler, *, exclude):
         add_job(layout, "71", scheduler=scheduler, queued_by=BY_PERSON)
         return "71"
 

@@ -7,6 +7,7 @@ import pytest
 from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY, RANK_STOPPED
 from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
 from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
+from ftslurm.run.spec import RecoverySpec
 
 PLAIN = Evidence(
     number=4,
@@ -52,7 +53,7 @@ def past(*words):
     ({"rc": 1, "controller_away": True}, "restart", "not_started"),
 ])  # fmt: skip
 def test_the_first_rule_that_applies_decides(changes, action, cause):
-    decision = decide([], replace(PLAIN, **changes), max_failures=3)
+    decision = decide([], replace(PLAIN, **changes), RecoverySpec(max_failures=3))
     assert (decision.action, decision.cause) == (action, cause)
     assert decision.reason
 
@@ -69,17 +70,24 @@ def test_the_first_rule_that_applies_decides(changes, action, cause):
     ("FFFFF", True, "restart", 0),
 ])  # fmt: skip
 def test_failures_count_until_a_step_is_committed(before, progressed, action, failures):
-    decision = decide(past(*before), replace(PLAIN, progressed=progressed), max_failures=3)
+    decision = decide(
+        past(*before), replace(PLAIN, progressed=progressed), RecoverySpec(max_failures=3)
+    )
     assert (decision.action, decision.failures_in_a_row) == (action, failures)
 
 
 def test_with_no_failures_allowed_the_first_one_stops():
-    assert decide([], PLAIN, max_failures=0).action == "stop"
-    assert decide([], replace(PLAIN, progressed=True), max_failures=0).action == "restart"
+    assert decide([], PLAIN, RecoverySpec(max_failures=0)).action == "stop"
+    assert (
+        decide([], replace(PLAIN, progressed=True), RecoverySpec(max_failures=0)).action
+        == "restart"
+    )
 
 
 def test_a_stop_names_the_first_failing_rank_its_log_and_what_to_do():
-    decision = decide(past("f"), replace(PLAIN, first_failure=FAILURE), max_failures=1)
+    decision = decide(
+        past("f"), replace(PLAIN, first_failure=FAILURE), RecoverySpec(max_failures=1)
+    )
     assert decision.action == "stop"
     for words in ("2 failures in a row", "rank 2 on n3", "ValueError: bad loss", FAILURE.log,
                   "recovery.max_failures is 1", "mend the cause and submit again"):  # fmt: skip
@@ -87,29 +95,29 @@ def test_a_stop_names_the_first_failing_rank_its_log_and_what_to_do():
 
 
 def test_a_stop_without_any_word_of_a_rank_names_the_logs():
-    decision = decide([], replace(PLAIN, rc=137), max_failures=0)
+    decision = decide([], replace(PLAIN, rc=137), RecoverySpec(max_failures=0))
     assert "code 137" in decision.reason and PLAIN.logs in decision.reason
 
 
 def test_the_reason_of_a_requeue_tells_the_step_that_the_next_attempt_starts_from():
     late = replace(PLAIN, outcome=outcome(STOPPED, step=45, committed=40, signal="SIGTERM"))
-    assert decide([], late, max_failures=3).reason == (
+    assert decide([], late, RecoverySpec(max_failures=3)).reason == (
         "stopped on SIGTERM at step 45, goes on from step 40"
     )
     saved = replace(PLAIN, outcome=outcome(STOPPED, signal="SIGUSR1"))
-    assert decide([], saved, max_failures=3).reason == (
+    assert decide([], saved, RecoverySpec(max_failures=3)).reason == (
         "stopped on SIGUSR1 at step 45, all committed"
     )
     none = replace(PLAIN, term=True, committed_step=None)
-    assert "begins at step 0" in decide([], none, max_failures=3).reason
+    assert "begins at step 0" in decide([], none, RecoverySpec(max_failures=3)).reason
 
 
 def test_stops_that_never_save_end_the_run_and_say_what_to_change():
     late = replace(
         PLAIN, outcome=outcome(STOPPED, step=45, committed=40, signal="SIGUSR1", reason="too slow")
     )
-    assert decide(past(*"ff"), late, max_failures=3).action == "requeued"
-    stop = decide(past(*"fff"), late, max_failures=3)
+    assert decide(past(*"ff"), late, RecoverySpec(max_failures=3)).action == "requeued"
+    stop = decide(past(*"fff"), late, RecoverySpec(max_failures=3))
     assert (stop.action, stop.failures_in_a_row) == ("stop", 4)
     assert "too slow" in stop.reason and "cluster.signal_lead_s" in stop.reason
 
@@ -125,6 +133,6 @@ def test_stops_that_never_save_end_the_run_and_say_what_to_change():
     ({"done": True, "rc": 0}, "stop", "done"),
 ])  # fmt: skip
 def test_a_run_does_not_go_on_against_an_order_that_no_rank_lived_to_obey(changes, order, action):
-    decision = decide([], replace(PLAIN, order=order, **changes), max_failures=3)
+    decision = decide([], replace(PLAIN, order=order, **changes), RecoverySpec(max_failures=3))
     assert decision.action == action
     assert action in ("stop", "done") or "ftslurm resume" in decision.reason

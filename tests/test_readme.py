@@ -1,5 +1,6 @@
 """The README's commands work as they stand there, on a machine without Slurm."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ftslurm
+from ftslurm.run.spec import RecoverySpec
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -106,6 +108,16 @@ def test_the_dry_run_shown_prints_a_script_and_writes_nothing(
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --nodes=4" in done.stdout and "srun" in done.stdout
     assert sorted(path.name for path in checkout.iterdir()) == before
+
+
+def test_every_key_of_recovery_is_explained_with_its_default() -> None:
+    rows = re.findall(r"^\| (`[a-z].*?) \| (.*?) \| .* \|$", README, re.MULTILINE)
+    told = {name: default for keys, default in rows for name in re.findall(r"`([a-z_]+)", keys)}
+    for key in dataclasses.fields(RecoverySpec):
+        assert key.name in told, f"recovery.{key.name} is not in the README"
+        if isinstance(key.default, (bool, int, float)):
+            default = str(key.default).lower().removesuffix(".0")
+            assert default in told[key.name].split(", "), key.name
 
 
 @pytest.mark.torch

@@ -10,109 +10,26 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_step
+from fakes.recovering import FakeScheduler, begin, decide, make_layout, rank_error
 
-from ftslurm.errors import RANK_NEVER_RETRY, SchedulerError
+from ftslurm.errors import RANK_NEVER_RETRY
 from ftslurm.files import read_json, write_json
-from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import (
     STOPPED,
-    AdoptedStep,
-    Attempt,
     Outcome,
     append_event,
-    claim,
     read_events,
     write_outcome,
 )
-from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RecoverySpec, RunSpec, to_dict
 from ftslurm.scheduler.local_state import LocalJob, write_job
 from ftslurm.scheduler.process import ProcessName
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class FakeScheduler:
-    """Answers from what a test puts in."""
-
-    name = "fake"
-
-    def __init__(self, *, accepts=True, refusal=None, alive=(True,), end_at=None):
-        self.accepts, self.refusal, self.alive = accepts, refusal, list(alive)
-        self.end_at = end_at
-        self.requeued = []
-
-    def own_job_id(self, environ):
-        return environ["SLURM_JOB_ID"]
-
-    def end_time(self, job_id):
-        return self.end_at
-
-    def controller_alive(self):
-        return self.alive.pop(0) if len(self.alive) > 1 else self.alive[0]
-
-    def requeue(self, job_id, *, restart_count, hold):
-        self.requeued.append(job_id)
-        if self.refusal:
-            raise SchedulerError(self.refusal)
-        return self.accepts
-
-    def was_cancelled(self, job_id):
-        return not self.accepts
-
-    def is_preempted(self, job_id):
-        return False
-
-    def may_requeue(self, job_id):
-        return True
-
-    def waiting(self, script):
-        return []
-
-    def forbid_requeue(self, job_id):
-        pass
-
-
 @pytest.fixture
 def layout(tmp_path):
-    layout = RunLayout(tmp_path)
-    spec = RunSpec(steps=60, recovery=RecoverySpec(max_failures=2))
-    spec.cluster.nodes, spec.cluster.tasks_per_node = 2, 2
-    layout.steps.mkdir(parents=True)
-    layout.submit.mkdir()
-    record = {
-        "schema_version": 1,
-        "run_id": "gpt-test",
-        "scheduler": "local",
-        "spec": to_dict(spec),
-    }
-    write_json(layout.run_json, record)
-    return layout
-
-
-def begin(layout, *, adopted=()):
-    """One attempt whose ranks were started."""
-    attempt = claim(layout, Attempt(
-        number=0, job_id="12", restart_count=0, nodes=["n1", "n2"], claimed_at=1.0,
-        adopted=[AdoptedStep(step, "d") for step in adopted],
-    ))  # fmt: skip
-    paths = layout.attempt(attempt.number)
-    (paths.logs / "rank-0.log").touch()
-    return paths
-
-
-def rank_error(paths, rank, at, message, kind="ValueError", node="n1"):
-    write_json(paths.ranks / f"rank-{rank:05d}.json", {
-        "schema_version": 1, "rank": rank, "node": node, "step": 3, "at": at, "type": kind,
-        "message": message, "traceback": [],
-    })  # fmt: skip
-
-
-def decide(layout, scheduler=None, *, attempt=1, rc=1, term=False, sleep=time.sleep):
-    return recover(
-        layout, scheduler or FakeScheduler(), {"SLURM_JOB_ID": "12"},
-        attempt=attempt, rc=rc, term=term, sleep=sleep,
-    )  # fmt: skip
+    return make_layout(tmp_path)
 
 
 def test_near_the_time_limit_a_failure_is_requeued_not_restarted(layout):
@@ -233,6 +150,16 @@ def test_the_one_rank_without_a_word_is_named_when_all_others_only_lost_it(layou
     decision = decide(layout, rc=137)
     assert "rank 2 on n2 failed first" in decision.reason
     assert "without a word" in decision.reason
+
+
+def test_of_an_attempt_on_fewer_nodes_the_silent_rank_is_looked_for_among_its_own(layout):
+    paths = begin(layout)
+    record = read_json(paths.attempt_json)
+    write_json(
+        paths.attempt_json, {**record, "nodes": ["n2"], "tasks_per_node": 2, "world_size": 2}
+    )
+    rank_error(paths, 0, 5.0, "lost a rank", kind="PeerLost")
+    assert "rank 1 on n2 failed first" in decide(layout, rc=137).reason
 
 
 def test_a_torn_record_of_a_rank_does_not_keep_the_run_from_going_on(layout):

@@ -9,8 +9,8 @@ import pytest
 
 from ftslurm.errors import SpecError
 from ftslurm.node.environment import Environment
-from ftslurm.run.spec import ClusterSpec, RunSpec
-from ftslurm.scheduler.launch import nodes_argv, ranks_argv
+from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
+from ftslurm.scheduler.launch import agents_argv, nodes_argv, ranks_argv, standbys_argv
 from ftslurm.scheduler.protocol import Site
 from ftslurm.submit.deadline import emergency_deadline_s
 from ftslurm.submit.render import check_values, render_script, sbatch_options
@@ -34,9 +34,11 @@ HOSTILE = [
 REFUSED = ["", "a\nb", "a\rb", "a\0b", "a\x1b[0m", "a\u2028b", "a\u00a0b", "\ud800", "x" * 10_000]
 
 
-def spec(**cluster):
+def spec(recovery=None, **cluster):
     values = {"scheduler": "slurm", "nodes": 2, "tasks_per_node": 4, "cpus_per_task": 3, **cluster}
-    return RunSpec(name="golden", cluster=ClusterSpec(**values))
+    return RunSpec(
+        name="golden", cluster=ClusterSpec(**values), recovery=recovery or RecoverySpec()
+    )
 
 
 def rendered(chosen, *, run_dir=Path("/runs/golden-1"), python="/env/bin/python", environment=None):
@@ -46,8 +48,10 @@ def rendered(chosen, *, run_dir=Path("/runs/golden-1"), python="/env/bin/python"
         run_dir=run_dir,
         python=python,
         python_path=[run_dir / "code", run_dir / "code" / "src"],
-        launch=ranks_argv(chosen.cluster, python=python, run_dir=run_dir),
-        on_nodes=nodes_argv(chosen.cluster),
+        launch=ranks_argv(chosen.cluster, chosen.recovery, python=python, run_dir=run_dir),
+        on_nodes=nodes_argv(chosen.cluster, chosen.recovery),
+        agents=agents_argv(chosen.cluster, chosen.recovery),
+        standbys=standbys_argv(chosen.cluster, chosen.recovery),
         environment=environment,
     )
 
@@ -66,6 +70,8 @@ UNPACKED = Environment(Path("/shared/env.tar"), Path("/tmp/ftslurm-1000-01234567
 SPECS = {
     "slurm": spec(gpus_per_node=4, mem="64G", time="1-02:00:00", signal="USR2", wait_s=30),
     "slurm-cpu": spec(),
+    "slurm-alone": spec(RecoverySpec(agents=False)),
+    "slurm-standby": spec(RecoverySpec(standby=True), gpus_per_node=4, spares=1),
     "local": spec(scheduler="local", nodes=1, tasks_per_node=2),
     "site": SITE,
 }
@@ -109,8 +115,33 @@ def test_an_interpreter_of_the_archive_is_checked_only_where_it_can_be_run(insid
 
 def test_the_body_of_the_script_is_short():
     lines = rendered(SPECS["slurm"]).splitlines()
-    body = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    assert len(body) < 70
+    # Without comments, and an option that has a line of its own.
+    body = [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "--"))]
+    assert len(body) < 80
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"cluster": ClusterSpec(container=["env"])}, "container"),
+        ({"cluster": ClusterSpec(container_image="i", rank_python="python3")}, "container"),
+        ({"program": ["true"]}, "program"),
+    ],
+)
+def test_a_standby_that_could_never_serve_is_refused(change, named):
+    chosen = spec(RecoverySpec(standby=True))
+    for name, value in change.items():
+        setattr(chosen, name, value)
+    with pytest.raises(SpecError, match=f"recovery.standby is on and the r.* {named}"):
+        check_values(chosen, Path("/runs/a"))
+    chosen.recovery.standby = False
+    check_values(chosen, Path("/runs/a"))
+
+
+def test_a_local_job_has_its_standby_too():
+    text = rendered(spec(RecoverySpec(standby=True), scheduler="local", nodes=1))
+    assert 'env -u FTSLURM_ATTEMPT \\\n    "$python" -u -m ftslurm.node.standby ' in text
+    assert '"$python" -u -m ftslurm.node.standby_rank ftslurm.submit.rank "$FTSLURM' in text
 
 
 def header(chosen):

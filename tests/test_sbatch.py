@@ -10,7 +10,7 @@ import pytest
 
 from ftslurm.errors import RunError
 from ftslurm.run.layout import RunLayout
-from ftslurm.scheduler.sbatch import environment_of_job, frozen_arguments
+from ftslurm.scheduler.sbatch import environment_of_job, frozen_arguments, with_excluded
 
 
 def test_the_environment_is_the_one_the_batch_shell_was_started_with():
@@ -47,3 +47,12 @@ def test_the_frozen_command_is_read_as_a_shell_would(tmp_path):
         frozen_arguments(layout)
     layout.sbatch_command.write_text("sbatch --parsable '--job-name=a b' \"/r u/train.sbatch\"\n")
     assert frozen_arguments(layout) == ["--parsable", "--job-name=a b", "/r u/train.sbatch"]
+
+
+def test_excluded_nodes_join_those_of_the_frozen_command():
+    frozen = ["--parsable", "--exclude=n[1-2]", "--nodes=2", "run.sbatch"]
+    assert with_excluded(frozen, []) == frozen
+    assert with_excluded(frozen, ["n7", "n2"]) == [
+        "--exclude=n1,n2,n7", "--parsable", "--nodes=2", "run.sbatch",
+    ]  # fmt: skip
+    assert with_excluded(["a.sbatch"], ["n7"]) == ["--exclude=n7", "a.sbatch"]

@@ -306,3 +306,38 @@ def test_a_command_that_hangs_or_is_missing_is_a_sentence(tool):
         run_command(["squeue"], 0.2)
     with pytest.raises(SchedulerError, match="not on PATH.*cluster=local"):
         run_command(["squeue-that-is-not-there"], 5)
+
+
+def test_the_nodes_that_could_serve_are_those_of_the_partition():
+    commands = Commands(sinfo=[Completed(0, "n1|idle|h100\nn2|down*|h100\n", "")])
+    assert SlurmScheduler(commands).serving_nodes("low", "h100") == ["n1"]
+    assert commands.seen[-1][0] == "sinfo" and "--partition=low" in commands.seen[-1]
+    assert SlurmScheduler(commands).serving_nodes(None, "") == ["n1"]
+    assert not any("partition" in word for word in commands.seen[-1])
+
+
+@pytest.mark.parametrize("answers", [
+    {"scontrol_ping": [DOWN]}, {"sinfo": [Completed(1, "", "Invalid partition name")]},
+])  # fmt: skip
+def test_where_nobody_can_say_which_nodes_could_serve_it_says_so(answers):
+    assert SlurmScheduler(Commands(**answers)).serving_nodes("low", "") is None
+
+
+@pytest.mark.parametrize(("line", "nodes"), [
+    ("n[1-3]", ["n1", "n2", "n3"]), ("(null)", []), ("", []),
+])  # fmt: skip
+def test_the_nodes_a_job_is_kept_off_are_read(line, nodes):
+    assert SlurmScheduler(Commands(squeue=squeue(line))).excluded_nodes("70_1") == nodes
+
+
+def test_a_job_is_kept_off_nodes_and_a_refusal_is_told():
+    update = ["scontrol", "update", "jobid=70_1", "ExcNodeList=n1,n3"]
+    commands = Commands(scontrol_update=[OK])
+    SlurmScheduler(commands).exclude_nodes("70_1", ["n1", "n3"])
+    assert commands.seen == [update]
+    running = Completed(1, "", "Job is no longer pending execution for job 70_1")
+    with pytest.raises(SchedulerError, match="no longer pending"):
+        SlurmScheduler(Commands(scontrol_update=[running])).exclude_nodes("70_1", ["n1"])
+    gone = Completed(1, "", "slurm_load_jobs error: Invalid job id specified")
+    with pytest.raises(SchedulerError, match="Invalid job id"):
+        SlurmScheduler(Commands(squeue=[gone])).excluded_nodes("70_1")

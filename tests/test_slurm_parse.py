@@ -7,7 +7,13 @@ import pytest
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.protocol import STATE_WORDS, JobState, Site
-from ftslurm.scheduler.slurm_parse import parse_end_time, parse_job, parse_site, parse_version
+from ftslurm.scheduler.slurm_parse import (
+    parse_end_time,
+    parse_job,
+    parse_serving,
+    parse_site,
+    parse_version,
+)
 
 RECORDED = Path(__file__).resolve().parent / "data"
 DATA = RECORDED / "slurm-22.05"
@@ -140,3 +146,27 @@ def test_an_end_time_is_utc_seconds_and_absent_without_a_limit():
     assert time.localtime(end)[:6] == (2026, 11, 29, 15, 16, 38)
     for line in ("RUNNING|None|NONE", "PENDING|JobHeldUser|N/A", ""):
         assert parse_end_time(line) is None
+
+
+@pytest.mark.parametrize(("features", "serving"), [
+    ("", ["n1", "n2", "n3", "n4", "n12"]),
+    ("h100", ["n1", "n2", "n12"]),
+    ("h100&ib", ["n2"]),
+    ("[a*2&b*1]", ["n1", "n2", "n3", "n4", "n12"]),
+])  # fmt: skip
+def test_nodes_that_no_job_comes_to_do_not_count_as_serving(features, serving):
+    text = """n1|idle|h100
+n1|idle|h100
+n2|mixed|ib,h100
+n3|allocated+|(null)
+n4|idle~|(null)
+n5|down*|h100
+n6|idle*|h100
+n7|drained|h100
+n8|draining|h100
+n9|maint|h100
+n10|allocated$|h100
+n11|down|h100
+n12|completing|h100
+"""
+    assert parse_serving(text, features) == serving

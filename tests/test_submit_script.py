@@ -27,6 +27,7 @@ case $3 in
     ;;
 esac
 [[ $2 == ftslurm.node.unpack ]] && . ./unpack
+[[ $2 == ftslurm.agent ]] && . ./agent
 . ./ranks
 """
 
@@ -40,11 +41,12 @@ def loop(tmp_path):
     fake.write_text(INTERPRETER)
     fake.chmod(0o755)
 
-    def start(*, claim=(), recover=(), ranks="exit 0", unpack="exit 0", **cluster):
+    def start(*, claim=(), recover=(), ranks="exit 0", unpack="exit 0", agent="", **cluster):
         (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
         (run_dir / "recover").write_text("".join(f"{line}\n" for line in recover))
         (run_dir / "ranks").write_text(ranks)
         (run_dir / "unpack").write_text(unpack)
+        (run_dir / "agent").write_text(agent)
         environment = Environment(tmp_path / "env.tar", tmp_path / "unpacked")
         script = run_dir / "train.sbatch"
         script.write_text(
@@ -56,6 +58,7 @@ def loop(tmp_path):
                 python_path=[run_dir / "code"],
                 launch=["env", f"SEEN_LOGS={LOGS}/rank-%t.log"],
                 on_nodes=["env", "ON=nodes"],
+                agents=["env", "AGENT=1"] if agent else [],
                 environment=environment if "environment" in cluster else None,
             )
         )
@@ -109,6 +112,7 @@ def test_the_loop_restarts_until_recover_says_otherwise(loop):
     [
         (["3"], [], 3),
         (["0 perhaps"], [], 1),
+        (["0 requeued"], [], 0),
         (["0 go 1 n1 20001"], ["0 requeued"], 0),
         (["0 go 1 n1 20001"], ["0 stop"], 1),
         (["0 go 1 n1 20001"], ["2"], 1),
@@ -247,3 +251,90 @@ def test_a_signal_while_the_environment_is_unpacked_ends_neither_shell_nor_wait(
     assert process.wait(30) == 0
     assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]
     assert not (run_dir / "started").exists()
+
+
+SRUN_OF_AGENTS = "echo $$ >>agents\nexec sleep 30"
+
+
+@pytest.fixture
+def watched(loop, tmp_path, monkeypatch):
+    """A loop with agents."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run_dir = tmp_path / "it's a $(touch x) run"
+    (run_dir / "submit").mkdir()
+    for number in ("0001", "0002"):
+        (run_dir / "attempts" / number).mkdir(parents=True)
+
+    def start(agent=SRUN_OF_AGENTS, **values):
+        return loop(agent=agent, **values)
+
+    return start
+
+
+def alive(pid):
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_agents_are_started_once_for_all_attempts_and_end_with_the_job(watched):
+    process, run_dir = watched(
+        claim=["0 go 1 n1 20001", "0 go 2 n1 20002"], recover=["0 restart", "0 stop"]
+    )
+    assert process.wait(30) == 1
+    (pid,) = (run_dir / "agents").read_text().split()
+    assert not alive(pid)
+    assert [call[1] for call in calls(run_dir)].count("ftslurm.agent") == 1
+
+
+def test_agents_that_have_ended_are_started_again_before_the_next_attempt(watched):
+    process, run_dir = watched(
+        agent="echo $$ >>agents\nexit 1",
+        claim=["0 go 1 n1 20001", "0 go 2 n1 20002"],
+        recover=["0 restart", "0 done"],
+        ranks="sleep 0.3\nexit 9",
+    )
+    assert process.wait(30) == 0
+    assert len((run_dir / "agents").read_text().split()) == 2
+
+
+def test_agents_that_do_not_go_hold_the_job_for_two_seconds_at_most(watched, tmp_path):
+    """As srun is held by a dead node."""
+    hook = "while [ ! -e agents ]; do sleep 0.02; done\n"
+    (tmp_path / "it's a $(touch x) run" / "claim-hook").write_text(hook)
+    process, run_dir = watched(agent=f"trap '' TERM\n{SRUN_OF_AGENTS}", claim=["0 done"])
+    wait_for(run_dir / "agents")
+    begun = time.monotonic()
+    try:
+        assert process.wait(30) == 0
+        assert 1.9 < time.monotonic() - begun < 5
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_what_the_launcher_says_is_kept_and_passed_on_and_its_code_is_its_own(watched, capfd):
+    process, run_dir = watched(
+        claim=["0 go 1 n1 20001"], recover=["0 stop"], ranks="echo task 3: Killed >&2\nexit 137"
+    )
+    assert process.wait(30) == 1
+    kept = (run_dir / "attempts" / "0001" / "launcher.log").read_text()
+    assert kept == "task 3: Killed\n" and kept in capfd.readouterr().err
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "137"]
+
+
+def test_a_term_to_all_that_the_shell_started_leaves_the_launcher_somebody_to_talk_to(watched):
+    process, run_dir = watched(
+        claim=["0 go 1 n1 20001"],
+        recover=["0 requeued"],
+        ranks="trap '' TERM\ntouch up\nwhile [ ! -e go ]; do sleep 0.02; done\n"
+        "echo last words >&2\nexit 75",
+    )
+    wait_for(run_dir / "up")
+    os.killpg(process.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    (run_dir / "go").touch()
+    assert process.wait(30) == 0
+    assert (run_dir / "attempts" / "0001" / "launcher.log").read_text() == "last words\n"
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]

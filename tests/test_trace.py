@@ -121,3 +121,15 @@ def test_a_newer_trace_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_a_trace_has_no_rows(tmp_path: Path) -> None:
     assert read_trace(RunLayout(tmp_path)) == {}
+
+
+def test_where_an_attempt_begins_the_history_before_it_ends(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    write(layout, 1, [row(step, 1.0) for step in range(1, 9)])
+    write(layout, 2, [row(5, 2.0), row(6, 2.0)])
+    # Thought dead, attempt 1 trains on.
+    write(layout, 1, [row(step, 1.0) for step in range(9, 12)])
+    history = read_trace(layout)
+    assert sorted(history) == [1, 2, 3, 4, 5, 6]
+    assert [history[step].attempt for step in (4, 5, 6)] == [1, 2, 2]
+    assert count_trained(layout)[11] == 1

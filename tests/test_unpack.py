@@ -23,7 +23,7 @@ from ftslurm.recovery.policy import REQUEUED, RESTART, decide
 from ftslurm.run.attempts import STOPPED, AdoptedStep, Attempt, claim, read_outcome
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import RankEnvironment, write_rank_error
-from ftslurm.run.spec import ClusterSpec, RunSpec, to_dict
+from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec, to_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITE = {"env.tar": "w", "env.tar.gz": "w:gz", "env.tgz": "w:gz", "env.tar.xz": "w:xz"}
@@ -367,7 +367,7 @@ def asked_to_leave(packed, node, tmp_path):
 
 def decision(layout, *, term=False):
     evidence = read_evidence(layout, 2, rc=75, term=term)
-    return decide(read_history(layout, 2), evidence, max_failures=3)
+    return decide(read_history(layout, 2), evidence, RecoverySpec())
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("USR1", [0]), ("USR2", [1]), ("USR1", [0, 1])])

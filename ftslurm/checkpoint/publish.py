@@ -29,7 +29,8 @@ from ftslurm.checkpoint.removal import remove_folder
 from ftslurm.checkpoint.rename import rename_new
 from ftslurm.checkpoint.verification import Expectation, loadability_problems
 from ftslurm.errors import CheckpointError
-from ftslurm.files import claim_folder, is_listed, write_atomic, write_json
+from ftslurm.files import best_effort, claim_folder, is_listed, write_atomic, write_json
+from ftslurm.run.attempts import append_event
 from ftslurm.run.layout import RunLayout, step_name, temporary_name
 
 
@@ -89,6 +90,9 @@ def _make_way(layout: RunLayout, target: Path, manifest: Manifest) -> None:
         late = stray(target, fence, expect=Expectation(run_id=manifest.run_id))
         if late is not None:
             quarantine(layout, late)
+            with best_effort("not in the journal"):
+                paths = layout.attempt(manifest.attempt)
+                append_event(paths, "rejected", step=late.step, reason=late.reason)
 
 
 def _warn_of_latest(layout: RunLayout, manifest: Manifest, error: OSError) -> None:

@@ -29,7 +29,7 @@ def address_of(interface: str) -> str:
     if address is None:
         names = ", ".join(sorted(name for _, name in socket.if_nameindex()))
         raise RunError(
-            f"cluster.interface `{interface}` has no address on node `{_node()}`, which has "
+            f"cluster.interface `{interface}` has no address on node `{node_name()}`, which has "
             f"{names}; name one that every node of the job has"
         )
     return address
@@ -60,5 +60,5 @@ def _ipv6(interface: str, table: Path) -> Optional[str]:
     return None
 
 
-def _node() -> str:
+def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -46,14 +46,15 @@ def admit(job: OwnJob, environ: Mapping[str, str]) -> None:
         why = why_it_stands_still(job)
         if why is None:
             return
-        _put_on_record(job, newest, why)
+        put_on_record(job, newest, CAUSE_STANDSTILL, why)
         leave(job, STOP)
     raise RunError(f"{why}; this job leaves, `ftslurm resume` lets the run go on")
 
 
-def _put_on_record(job: OwnJob, number: int, reason: str) -> None:
+def put_on_record(job: OwnJob, number: int, cause: str, reason: str) -> None:
+    """The run stops, and it is told with its newest attempt."""
     paths = job.layout.attempt(number)
-    decided = {"action": STOP, "cause": CAUSE_STANDSTILL, "reason": reason}
+    decided = {"action": STOP, "cause": cause, "reason": reason}
     with best_effort("not in the journal"):
         record = {**read_decision(paths), "schema_version": 1, **decided, "decided_at": job.now()}
         write_json(paths.decision_json, record)

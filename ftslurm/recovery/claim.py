@@ -1,9 +1,11 @@
 """`ftslurm claim RUN`: take the next attempt's number, for the batch script.
 
-Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT NODES`, or `done` when the run has finished;
-fails in a job that must not go on with it (admission.py). The steps that are committed by now
-are recorded as adopted: one that an older attempt publishes later is fenced. A run that gets its
-next job by resubmission has it in the queue before the ranks start.
+Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT NODES COUNT`, the names of the nodes that the
+ranks run on and their number; `done` when the run has finished; `requeued` when this allocation
+cannot serve and the run's next job is queued (allocation.py). Fails in a job that must not go on
+with the run (admission.py). The steps that are committed by now are recorded as adopted: one that
+an older attempt publishes later is fenced. A run that gets its next job by resubmission has it in
+the queue before the ranks start.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import Scheduler
 
 if TYPE_CHECKING:
+    from ftslurm.recovery.exclusion import Placement
     from ftslurm.recovery.successor import OwnJob
 
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
@@ -51,7 +54,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="ftslurm claim",
         description="Take the next attempt's number (called by the batch script).",
-        epilog="example: read -r word attempt addr port stop_at < <(ftslurm claim RUN)",
+        epilog="example: read -r word attempt addr port stop_at nodes count < <(ftslurm claim RUN)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     options = parser.parse_args(argv)
@@ -85,6 +88,9 @@ def claim_attempt(
         return "done"
     # Not loaded to say `done`, nor for a word of help.
     from ftslurm.recovery.admission import admit
+    from ftslurm.recovery.allocation import find_place, give_back
+    from ftslurm.recovery.keep_out import remember_last
+    from ftslurm.recovery.leader import tell_begin
     from ftslurm.recovery.successor import OwnJob
 
     record = read_record(layout)
@@ -93,25 +99,42 @@ def claim_attempt(
     if submit is not None:
         own_job = dataclasses.replace(own_job, submit=submit)
     admit(own_job, environ)
+    decision = remember_last(layout)
+    here = find_place(own_job, environ)
+    if not here.serves:
+        give_back(own_job, here)
+        return "requeued"
     cluster = record.spec.cluster
-    nodes = scheduler.nodes(environ)[: cluster.nodes]  # what follows them are spares
-    address = _master_address(cluster, scheduler, nodes)
-    attempt = claim(
-        layout,
-        Attempt(
-            number=0,  # given by the claim
-            job_id=own_job.job_id,
-            restart_count=own_job.restart_count,
-            nodes=nodes,
-            claimed_at=time.time(),
-            adopted=adoptable(layout),
-        ),
-    )
+    address = _master_address(cluster, scheduler, here.ranks_on)
+    attempt = _claim(own_job, here, adoptable(layout, before=decision.get("restore_before")))
     port = choose_port(f"{own_job.job_id} {attempt.number}")
     _note(layout, attempt, port)
     _queue_successor(own_job)
     stop_at = _stop_at(cluster, scheduler, environ)
-    return f"go {attempt.number} {address} {port} {stop_at} {','.join(nodes)}"
+    tell_begin(own_job, attempt)
+    count = (attempt.world_size or 0) // cluster.tasks_per_node
+    return f"go {attempt.number} {address} {port} {stop_at} {','.join(attempt.nodes)} {count}"
+
+
+def _claim(job: OwnJob, here: Placement, adopted: list[AdoptedStep]) -> Attempt:
+    cluster = job.record.spec.cluster
+    # This machine stands for all nodes of a local run.
+    count = cluster.nodes if job.scheduler.name == "local" else len(here.ranks_on)
+    return claim(
+        job.layout,
+        Attempt(
+            number=0,  # given by the claim
+            job_id=job.job_id,
+            restart_count=job.restart_count,
+            nodes=here.ranks_on,
+            claimed_at=time.time(),
+            adopted=adopted,
+            spares=here.spares,
+            excluded=here.left_out,
+            tasks_per_node=cluster.tasks_per_node,
+            world_size=count * cluster.tasks_per_node,
+        ),
+    )
 
 
 def _queue_successor(job: OwnJob) -> None:
@@ -164,12 +187,17 @@ def _stop_at(cluster: ClusterSpec, scheduler: Scheduler, environ: Mapping[str, s
     return 0 if end_at is None else int(end_at - cluster.signal_lead_s)
 
 
-def adoptable(layout: RunLayout) -> list[AdoptedStep]:
+def adoptable(layout: RunLayout, *, before: Optional[int] = None) -> list[AdoptedStep]:
     """The committed steps that belong to the run's history by now, newest first.
 
     Not among them: what an attempt older than the newest one published after that was claimed. Its
-    rank 0 may have died before it put such a step aside.
+    rank 0 may have died before it could put such a step aside. Nor, where the run has to go back,
+    what is not `before` that step.
     """
+    return [one for one in _unfenced(layout) if before is None or one.step < before]
+
+
+def _unfenced(layout: RunLayout) -> list[AdoptedStep]:
     unseen = await_newest(layout)
     if unseen is not None:
         warn(f"`{layout.latest_json}` names step {unseen}, which is not there")

@@ -5,20 +5,40 @@ Reads only; a record that a crash left torn counts as absent, never as a reason 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-from ftslurm.checkpoint.published import published_steps
+from ftslurm.checkpoint.published import PublishedStep, published_steps
 from ftslurm.errors import FormatError
 from ftslurm.files import is_listed, read_json
 from ftslurm.program.progress import has_progressed, progressed_between
-from ftslurm.recovery.policy import CAUSE_FAILED, Evidence, PastAttempt, RankFailure
-from ftslurm.run.attempts import Outcome, claimed_numbers, read_attempt, read_events, read_outcome
+from ftslurm.recovery.causes import STRAGGLER
+from ftslurm.recovery.exclusion import fault_counts
+from ftslurm.recovery.policy import CAUSE_FAILED, STOP, Evidence, PastAttempt, RankFailure
+from ftslurm.run.attempts import (
+    Outcome,
+    claimed_numbers,
+    read_attempt,
+    read_events,
+    read_outcome,
+    read_progress,
+)
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.node_memory import read_node_events
 from ftslurm.run.record import read_record
 
 _MESSAGE_CHARACTERS = 300
+
+_SIGNATURE_CHARACTERS = 120
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+"""Addresses, sizes and ranks differ from one attempt to the next."""
+
+_LEFT_FOR = 10
+"""Attempts in a row that may die before a rank of theirs restores; a run has stopped by then."""
 
 ECHO = "PeerLost"
 """Type of a rank's error that only says that another rank is gone."""
@@ -30,19 +50,28 @@ def read_evidence(
     """`settled`: the outcome, where it may not have come to the disk."""
     paths = layout.attempt(number)
     record = read_record(layout)
+    newest, older = [*_committed(layout, number), None, None][:2]
+    outcome = settled or _outcome(paths)
     return Evidence(
         number=number,
         rc=rc,
         term=term,
         done=is_listed(layout.done),
-        outcome=settled or _outcome(paths),
+        outcome=outcome,
         progressed=has_gone_on(layout, number),
-        committed_step=newest_committed(layout),
+        committed_step=newest.step if newest else None,
+        committed_digest=newest.committed_digest if newest else "",
+        committed_before=older.step if older else None,
         logs=str(paths.logs),
         first_failure=_first_failure(layout, number),
         order=control_files(layout, record).read_leaving(),
         ranks_signalled=any(event["kind"] == "signal" for event in read_events(paths)),
         is_program=bool(record.spec.program),
+        began_at=_newest_adopted(layout, number) or 0,
+        step=_last_step(paths, outcome),
+        stragglers=_stragglers(paths),
+        evicted=_stragglers(paths, acted=True),
+        node_faults=_node_faults(layout, number),
     )
 
 
@@ -50,20 +79,34 @@ def has_gone_on(layout: RunLayout, number: int) -> bool:
     """Whether the newest attempt, `number`, has brought the run forward."""
     if read_record(layout).spec.program:
         return has_progressed(layout, number)
-    return _is_newer(newest_committed(layout), _newest_adopted(layout, number))
+    newest = max((item.step for item in _committed(layout, number)), default=None)
+    return _is_newer(newest, _newest_adopted(layout, number))
 
 
 def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
     """Attempts before `number`, oldest first; one that was cut off in its claim had no ranks."""
     earlier = [past for past in claimed_numbers(layout) if past < number]
+    progressed = _progressed_between(layout, [*earlier, number])
     return [
-        PastAttempt(
-            number=past,
-            failed=read_decision(layout.attempt(past)).get("cause") == CAUSE_FAILED,
-            progressed=progressed,
-        )
-        for past, progressed in zip(earlier, _progressed_between(layout, [*earlier, number]))
+        _past_attempt(past, read_decision(layout.attempt(past)), progress)
+        for past, progress in zip(earlier, progressed)
     ]
+
+
+def _past_attempt(number: int, decision: dict[str, Any], progressed: bool) -> PastAttempt:
+    cause = decision.get("cause", "")
+    return PastAttempt(
+        number=number,
+        # Records of before there was a word for it.
+        failed=decision.get("is_failure", cause == CAUSE_FAILED),
+        progressed=progressed,
+        cause=cause,
+        signature=decision.get("signature"),
+        step=decision.get("step"),
+        blamed_node=(decision.get("blamed") or {}).get("node"),
+        skipped=bool(decision.get("skip_steps")),
+        ended_run=decision.get("action") == STOP,
+    )
 
 
 def _progressed_between(layout: RunLayout, attempts: Sequence[int]) -> list[bool]:
@@ -82,8 +125,15 @@ def read_decision(paths: AttemptLayout) -> dict[str, Any]:
         return {}
 
 
-def newest_committed(layout: RunLayout) -> Optional[int]:
-    return max((item.step for item in published_steps(layout)), default=None)
+def _committed(layout: RunLayout, number: int) -> list[PublishedStep]:
+    """Newest first, without those that a decision before has gone back behind: they lie there until
+    the first rank of the next attempt puts them aside, which it may not live to do."""
+    left = set()
+    for past in [past for past in claimed_numbers(layout) if past < number][-_LEFT_FOR:]:
+        decision = read_decision(layout.attempt(past))
+        if decision.get("restore_before") is not None:
+            left.add(decision.get("committed_digest"))
+    return [item for item in published_steps(layout) if item.committed_digest not in left]
 
 
 def ranks_were_started(paths: AttemptLayout) -> bool:
@@ -117,20 +167,54 @@ def _first_failure(layout: RunLayout, number: int) -> Optional[RankFailure]:
     records = sorted(_rank_errors(paths), key=lambda record: float(record["at"]))
     own = [record for record in records if record["type"] != ECHO]
     if own:
-        message = " ".join(str(own[0]["message"]).split())[:_MESSAGE_CHARACTERS]
-        error = f"{own[0]['type']}: {message}" if message else str(own[0]["type"])
-        return _failure(paths, int(own[0]["rank"]), str(own[0]["node"]), error)
-    cluster = read_record(layout).spec.cluster
-    world = range(cluster.nodes * cluster.tasks_per_node)
+        return _told_failure(paths, own[0])
+    attempt, spec = read_attempt(layout, number), read_record(layout).spec
+    tasks = attempt.tasks_per_node or spec.cluster.tasks_per_node
+    world = range(attempt.world_size or spec.world_size)
     silent = sorted(set(world) - {int(record["rank"]) for record in records})
     if not records or len(silent) != 1:
         return None
     # srun fills one node after the other (its default distribution).
-    nodes = read_attempt(layout, number).nodes
-    place = silent[0] // cluster.tasks_per_node
-    node = nodes[place] if place < len(nodes) else "unknown node"
+    place = silent[0] // tasks
+    node = attempt.nodes[place] if place < len(attempt.nodes) else "unknown node"
     error = "left without a word: killed from outside, or out of memory"
     return _failure(paths, silent[0], node, error)
+
+
+def _told_failure(paths: AttemptLayout, record: dict[str, Any]) -> RankFailure:
+    message = " ".join(str(record["message"]).split())[:_MESSAGE_CHARACTERS]
+    error = f"{record['type']}: {message}" if message else str(record["type"])
+    failure = _failure(paths, int(record["rank"]), str(record["node"]), error)
+    signature = _NUMBER.sub("#", error)[:_SIGNATURE_CHARACTERS]
+    return dataclasses.replace(failure, step=record.get("step"), signature=signature)
+
+
+def _last_step(paths: AttemptLayout, outcome: Optional[Outcome]) -> Optional[int]:
+    """What any rank has said; a rank that was killed leaves only what rank 0 wrote down a second
+    ago."""
+    said = [record.get("step") for record in _rank_errors(paths)]
+    said.append(None if outcome is None else outcome.step)
+    with contextlib.suppress(FormatError):
+        progress = read_progress(paths)
+        said.append(None if progress is None else progress.step)
+    return max((step for step in said if step is not None), default=None)
+
+
+def _stragglers(paths: AttemptLayout, *, acted: bool = False) -> tuple[str, ...]:
+    """Nodes that the agents have named; `acted`: those because of which they have ended it."""
+    try:
+        findings = read_json(paths.root / "agents.json").get("findings", [])
+    except (FileNotFoundError, FormatError):
+        return ()
+    named = [
+        one for one in findings if one.get("kind") == STRAGGLER and (one.get("acted") or not acted)
+    ]
+    return tuple(sorted({node for one in named for node in one.get("nodes", [])}))
+
+
+def _node_faults(layout: RunLayout, number: int) -> dict[str, int]:
+    """Before attempt `number`: an agent may have noted its fault by now."""
+    return fault_counts([event for event in read_node_events(layout) if event.attempt != number])
 
 
 def _failure(paths: AttemptLayout, rank: int, node: str, error: str) -> RankFailure:

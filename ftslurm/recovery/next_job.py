@@ -8,18 +8,40 @@ without a next job: on Slurm 22.05 that is final, and later versions count it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Callable, Optional
 
+from ftslurm import faults
 from ftslurm.errors import SchedulerError, warn
 from ftslurm.files import best_effort
-from ftslurm.recovery.policy import DONE, ENDED, PAUSED, REQUEUED, STOP, Decision, Evidence
+from ftslurm.recovery.causes import NODE
+from ftslurm.recovery.keep_out import (
+    keep_out_of_waiting,
+    kill_wait_s,
+    known_exclusions,
+    placement,
+    remember,
+    standing_exclusions,
+)
+from ftslurm.recovery.leader import look
+from ftslurm.recovery.policy import (
+    DONE,
+    ENDED,
+    PAUSED,
+    REQUEUED,
+    RESTART,
+    STOP,
+    Decision,
+    Evidence,
+)
 from ftslurm.recovery.successor import (
     GAVE_WAY,
     OwnJob,
     cancel_successors,
     ensure_successor,
+    queue_beside,
 )
 from ftslurm.run.attempts import STOPPED, append_event
 from ftslurm.run.record import REQUEUE
@@ -45,6 +67,9 @@ def act(
     amend: Amend,
 ) -> Decision:
     """Do it; the decision as it stands then."""
+    remember(job.layout, evidence.number, dataclasses.asdict(decision))
+    if decision.action == RESTART:
+        decision = _unless_it_cannot_serve(job, environ, decision, amend)
     if decision.action == REQUEUED:
         decision = _queue_again(job, environ, evidence, decision, amend)
     elif decision.action == PAUSED:
@@ -54,6 +79,20 @@ def act(
     return decision
 
 
+def _unless_it_cannot_serve(
+    job: OwnJob, environ: Mapping[str, str], decision: Decision, amend: Amend
+) -> Decision:
+    """A restart in place is none where too few nodes of this allocation may still be used."""
+    excluded = known_exclusions(job)
+    if not excluded or placement(job, job.scheduler.nodes(environ), excluded).serves:
+        return decision
+    here = placement(job, job.scheduler.nodes(environ), standing_exclusions(job))
+    if here.serves:  # there are too few nodes for another job
+        return decision
+    said = f"this allocation cannot serve: {here.why_not}"
+    return _changed(decision, REQUEUED, said, amend)
+
+
 def _queue_again(
     job: OwnJob,
     environ: Mapping[str, str],
@@ -61,6 +100,9 @@ def _queue_again(
     decision: Decision,
     amend: Amend,
 ) -> Decision:
+    if decision.cause == NODE and look(job, 0).unreachable:
+        with contextlib.suppress(SchedulerError):
+            return _move_on_told(job, evidence, decision, amend)
     why = _requeue(job, evidence, hold=False)
     if why == "":
         return decision
@@ -83,6 +125,7 @@ def _requeue(job: OwnJob, evidence: Evidence, *, hold: bool) -> Optional[str]:
     """Empty: the job is queued again. Else why it is not; None: the run has a new job each time."""
     if job.record.continue_by != REQUEUE:
         return None
+    names = list(standing_exclusions(job))  # asked before the requeue: then every second counts
     with best_effort("not in the journal"):
         paths = job.layout.attempt(evidence.number)
         append_event(paths, "requeue_asked", now=job.now, job_id=job.job_id)
@@ -90,7 +133,11 @@ def _requeue(job: OwnJob, evidence: Evidence, *, hold: bool) -> Optional[str]:
         queued = job.scheduler.requeue(job.job_id, restart_count=job.restart_count, hold=hold)
     except SchedulerError as error:
         return str(error)
-    return "" if queued else _ENDS_FOR_GOOD
+    if not queued:
+        return _ENDS_FOR_GOOD
+    faults.point("requeued", job_id=job.job_id)
+    keep_out_of_waiting(job, job.job_id, names, for_s=kill_wait_s(job))
+    return ""
 
 
 def _was_cancelled(job: OwnJob, evidence: Evidence, *, refused: bool) -> bool:
@@ -118,6 +165,33 @@ def _give_way(job: OwnJob, evidence: Evidence) -> None:
     except (OSError, SchedulerError) as error:
         warn(f"{error}; staying to be killed, Slurm then queues the job again")
         _wait_to_be_killed(job)
+
+
+def move_on(job: OwnJob, number: int) -> str:
+    """Queue a new job, and end ours: requeued, ours would stay COMPLETING on a node that is lost
+    until Slurm gives that up (SlurmdTimeout), and start two minutes after that. Its id; with a
+    SchedulerError nothing has been done. `number`: the newest attempt, 0 if there is none."""
+    successor = queue_beside(job)
+    _end_for(job, number)
+    return successor
+
+
+def _move_on_told(job: OwnJob, evidence: Evidence, decision: Decision, amend: Amend) -> Decision:
+    successor = queue_beside(job)
+    said = f"job {successor} is next, this one would wait for the node that is lost"
+    decision = _changed(decision, REQUEUED, said, amend)
+    _end_for(job, evidence.number)
+    return decision
+
+
+def _end_for(job: OwnJob, number: int) -> None:
+    with best_effort("not in the journal"):
+        if number:
+            append_event(job.layout.attempt(number), GAVE_WAY, now=job.now, job_id=job.job_id)
+    try:
+        job.scheduler.cancel(job.job_id)
+    except SchedulerError as error:
+        warn(f"{error}; the job ends by itself")
 
 
 def _stay(

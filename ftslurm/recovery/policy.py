@@ -1,18 +1,39 @@
 """What follows an attempt, decided from values alone: evidence and history in, one decision out.
 
 Pure. The rules are read from the top, the first that applies wins; every stop says in one sentence
-what a person should do.
+what a person should do. What a known cause adds to a failure is in budgets.py; without one (the
+attempt could not be classified) the count of failures alone decides.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Optional
 
 from ftslurm.errors import RANK_NEVER_RETRY
+from ftslurm.recovery import budgets
+from ftslurm.recovery.causes import (
+    CANCELLED_ADMIN,
+    CANCELLED_USER,
+    PREEMPTED,
+    STRAGGLER,
+    TIME_LIMIT,
+)
+from ftslurm.recovery.sentences import (
+    how_it_stopped,
+    how_often,
+    progress,
+    resume_point,
+    what_failed,
+)
 from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
 from ftslurm.run.control import PAUSE
+from ftslurm.run.spec import RecoverySpec
+
+if TYPE_CHECKING:
+    from ftslurm.recovery.classify import Finding
 
 # Actions: the words that `ftslurm recover` prints and the batch script acts on.
 DONE = "done"
@@ -25,14 +46,17 @@ ENDED = "ended"
 """By an operator's order: not queued again, nothing has failed."""
 STOP = "stop"
 
-# Causes: the class of what ended the attempt, kept in its decision.
+# Causes of its own, beside those of causes.py: the class of what ended the attempt.
 CAUSE_FINISHED = "finished"
 CAUSE_ASKED = "asked_to_leave"
 CAUSE_ORDERED = "ordered"
 CAUSE_FAILED = "failed"
+"""It failed, and nobody could say of what."""
 CAUSE_NEVER_RETRY = "never_retry"
 CAUSE_NOT_STARTED = "not_started"
 CAUSE_STANDSTILL = "standstill"
+
+_CANCELLED = frozenset({CANCELLED_USER, CANCELLED_ADMIN})
 
 
 @dataclass(frozen=True)
@@ -45,6 +69,10 @@ class RankFailure:
     """Type and message."""
     log: str
     """Path of the rank's log."""
+    step: Optional[int] = None
+    """Steps it had applied; None: it had not come to count them, or left no word."""
+    signature: Optional[str] = None
+    """Type and head of the message, numbers left out: the same for the same error."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +84,15 @@ class PastAttempt:
     """It ended by a failure; preemptions, time limits and lost nodes are none."""
     progressed: bool
     """A step was committed in it."""
+    cause: str = ""
+    signature: Optional[str] = None
+    step: Optional[int] = None
+    """At which it failed, as far as that is known."""
+    blamed_node: Optional[str] = None
+    skipped: bool = False
+    """It was followed by a skip over batches."""
+    ended_run: bool = False
+    """The run had stopped with it, so that a person has let it go on since."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +125,42 @@ class Evidence:
     """No rank was started, and slurmctld does not answer."""
     is_program: bool = False
     """The run is a program of the user's own: of steps nothing is known."""
+    committed_digest: str = ""
+    """That step's."""
+    committed_before: Optional[int] = None
+    """Committed step before the newest."""
+    began_at: int = 0
+    """Step that the attempt had to begin at."""
+    step: Optional[int] = None
+    """Last step that it is known to have trained; None: nothing tells."""
+    stragglers: tuple[str, ...] = ()
+    """Nodes that were named while it ran."""
+    evicted: tuple[str, ...] = ()
+    """Those of them because of which the ranks were asked to save and leave."""
+    node_faults: dict[str, int] = field(default_factory=dict)
+    """Faults of each node before this attempt."""
+    finding: Optional[Finding] = None
+    """What ended it; None: not asked for, or nobody could say."""
+    unclassified: str = ""
+    """Why there is no finding although it was asked for."""
+
+
+@dataclass(frozen=True)
+class Clue:
+    """One line that decided, and where it stands."""
+
+    text: str
+    file: Optional[str]
+    line: Optional[int]
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Where the cause lies, as far as it is known."""
+
+    node: Optional[str]
+    gpu: Optional[str]
+    rank: Optional[int]
 
 
 @dataclass(frozen=True)
@@ -98,38 +171,87 @@ class Decision:
     """One sentence; for STOP it says what a person should do."""
     failures_in_a_row: int = 0
     """Failures without a newly committed step, this attempt included."""
+    is_failure: bool = False
+    """The attempt counts as failed."""
+    budget: str = ""
+    """What is left of the cause's budget."""
+    confidence: Optional[float] = None
+    blamed: Optional[Blamed] = None
+    evidence: tuple[Clue, ...] = ()
+    exclude: tuple[str, ...] = ()
+    """Nodes on which the run is not placed again."""
+    wait_s: float = 0.0
+    """Before the next attempt."""
+    restore_before: Optional[int] = None
+    """The next attempt adopts only committed steps below this one."""
+    skip_steps: tuple[tuple[int, int], ...] = ()
+    """First and last of the steps whose batches are passed over from now on."""
 
 
-def decide(history: Sequence[PastAttempt], evidence: Evidence, *, max_failures: int) -> Decision:
+def decide(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> Decision:
     """`history`: the earlier attempts, oldest first."""
-    decision = _by_outcome(history, evidence, max_failures)
-    order = evidence.order
+    decision = _with_finding(_by_outcome(history, evidence, rules), evidence)
+    if decision.action in (RESTART, REQUEUED):
+        decision = _keeping_out(decision, evidence, rules)
+    return decision if evidence.order is None else obey(decision, evidence.order)
+
+
+def obey(decision: Decision, order: str) -> Decision:
+    """`order`, stop or pause, goes before going on, and stop before pause."""
     goes_on = decision.action in (RESTART, REQUEUED)
-    if order is None or not (goes_on or (decision.action == PAUSED and order != PAUSE)):
+    if not (goes_on or (decision.action == PAUSED and order != PAUSE)):
         return decision
-    return Decision(
-        PAUSED if order == PAUSE else ENDED,
-        CAUSE_ORDERED,
-        f"{decision.reason}; the order `{order}` keeps the run from going on until `ftslurm "
-        "resume`",
-        decision.failures_in_a_row,
+    return dataclasses.replace(
+        decision,
+        action=PAUSED if order == PAUSE else ENDED,
+        cause=CAUSE_ORDERED,
+        reason=f"{decision.reason}; the order `{order}` keeps the run from going on until "
+        "`ftslurm resume`",
+        is_failure=False,
+        wait_s=0.0,
     )
 
 
-def _by_outcome(history: Sequence[PastAttempt], evidence: Evidence, max_failures: int) -> Decision:
+def _keeping_out(decision: Decision, evidence: Evidence, rules: RecoverySpec) -> Decision:
+    """Whatever ended the attempt, stragglers stay behind if that is asked for."""
+    named = evidence.stragglers if rules.evict != "report" else ()
+    exclude = tuple(dict.fromkeys((*decision.exclude, *named)))
+    if not exclude:
+        return decision
+    reason = f"{decision.reason}, without {', '.join(exclude)} from now on"
+    return dataclasses.replace(decision, exclude=exclude, reason=reason)
+
+
+def _with_finding(decision: Decision, evidence: Evidence) -> Decision:
+    """What was found out goes on record with every decision it was known for."""
+    finding = evidence.finding
+    if finding is None:
+        return decision
+    blamed = Blamed(finding.blamed_node, finding.blamed_gpu, finding.blamed_rank)
+    return dataclasses.replace(
+        decision,
+        confidence=finding.confidence,
+        blamed=None if blamed == Blamed(None, None, None) else blamed,
+        evidence=tuple(Clue(clue.text, clue.file, clue.line) for clue in finding.clues),
+    )
+
+
+def _by_outcome(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec
+) -> Decision:
     outcome = evidence.outcome
     if evidence.done or (outcome is not None and outcome.result == FINISHED):
         return Decision(DONE, CAUSE_FINISHED, "the run has finished")
     if outcome is not None and outcome.result == STOPPED and outcome.order is not None:
         return _after_order(evidence, outcome)
+    if outcome is not None and outcome.result == STOPPED and evidence.evicted and not evidence.term:
+        return _after_eviction(evidence, outcome)
     if outcome is not None and outcome.result == STOPPED:
         if outcome.committed_step == outcome.step or evidence.progressed:
-            return Decision(REQUEUED, CAUSE_ASKED, _stopped(evidence, outcome))
-        return _after_unsaved_stop(history, evidence, outcome, max_failures)
+            return Decision(REQUEUED, CAUSE_ASKED, how_it_stopped(evidence, outcome))
+        return _after_unsaved_stop(history, evidence, outcome, rules.max_failures)
     if evidence.term:
-        return Decision(
-            REQUEUED, CAUSE_ASKED, f"the job was told to end; {_resume_point(evidence)}"
-        )
+        return Decision(REQUEUED, CAUSE_ASKED, f"the job was told to end; {resume_point(evidence)}")
     if evidence.controller_away:
         return Decision(
             RESTART, CAUSE_NOT_STARTED, "no rank was started because slurmctld does not answer"
@@ -138,17 +260,34 @@ def _by_outcome(history: Sequence[PastAttempt], evidence: Evidence, max_failures
         return Decision(
             STOP,
             CAUSE_NEVER_RETRY,
-            f"the same start would fail the same way: {_what_failed(evidence)}; mend the cause and "
+            f"the same start would fail the same way: {what_failed(evidence)}; mend the cause and "
             "submit again",
         )
-    return _after_failure(history, evidence, max_failures)
+    finding = evidence.finding
+    if finding is not None and finding.cause in (PREEMPTED, TIME_LIMIT):
+        reason = f"{finding.sentence}; {resume_point(evidence)}"
+        return Decision(REQUEUED, finding.cause, reason)
+    if finding is not None and finding.cause in _CANCELLED and finding.confidence >= budgets.SURE:
+        return Decision(STOP, finding.cause, f"{finding.sentence}; submit again if that was wrong")
+    return _after_failure(history, evidence, rules)
 
 
 def _after_order(evidence: Evidence, outcome: Outcome) -> Decision:
     """An operator's word counts, whether the save has committed or not: the reason says which."""
     action = PAUSED if outcome.order == PAUSE else ENDED
     return Decision(
-        action, CAUSE_ORDERED, f"{_stopped(evidence, outcome)}; `ftslurm resume` lets the run go on"
+        action,
+        CAUSE_ORDERED,
+        f"{how_it_stopped(evidence, outcome)}; `ftslurm resume` lets the run go on",
+    )
+
+
+def _after_eviction(evidence: Evidence, outcome: Outcome) -> Decision:
+    """The allocation lives on: another of its nodes takes the place, if it has one."""
+    action = REQUEUED if evidence.limit_is_near else RESTART
+    slow = ", ".join(evidence.evicted)
+    return Decision(
+        action, STRAGGLER, f"{slow} held the others up: {how_it_stopped(evidence, outcome)}"
     )
 
 
@@ -158,49 +297,66 @@ def _after_unsaved_stop(
     """Asked to leave, with nothing newly committed: the next attempt would train the same steps."""
     count = _failures_in_a_row(history, evidence)
     if count <= max_failures:
-        return Decision(REQUEUED, CAUSE_FAILED, _stopped(evidence, outcome), count)
+        stopped = how_it_stopped(evidence, outcome)
+        return Decision(REQUEUED, CAUSE_FAILED, stopped, count, is_failure=True)
     return Decision(
         STOP,
         CAUSE_FAILED,
-        f"{_count(count)} without a newly committed step, recovery.max_failures is {max_failures}: "
-        f"{_stopped(evidence, outcome)} ({outcome.reason}); the save does not fit into the time "
-        "that is left after the signal: save more often (checkpoint.interval_steps), ask for a "
-        "longer cluster.signal_lead_s, or look at the storage, and submit again",
+        f"{how_often(count)} without a newly committed step, recovery.max_failures is "
+        f"{max_failures}: {how_it_stopped(evidence, outcome)} ({outcome.reason}); the save does "
+        "not fit into the time that is left after the signal: save more often "
+        "(checkpoint.interval_steps), ask for a longer cluster.signal_lead_s, or look at the "
+        "storage, and submit again",
         count,
+        is_failure=True,
     )
 
 
 def _after_failure(
-    history: Sequence[PastAttempt], evidence: Evidence, max_failures: int
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec
 ) -> Decision:
     count = _failures_in_a_row(history, evidence)
-    if count > max_failures:
-        return Decision(
-            STOP,
-            CAUSE_FAILED,
-            f"{_count(count)} without {_progress(evidence)}, recovery.max_failures is "
-            f"{max_failures}: {_what_failed(evidence)}; mend the cause and submit again",
-            count,
+    cause = evidence.finding.cause if evidence.finding else CAUSE_FAILED
+    verdict = budgets.judge(history, evidence, rules)
+    decision = Decision(
+        STOP, cause, "", count, is_failure=True, budget=verdict.budget, exclude=verdict.exclude
+    )
+    what = what_failed(evidence)
+    if verdict.stop:
+        return dataclasses.replace(decision, reason=f"{verdict.stop}: {what}; {verdict.advice}")
+    if count > max(rules.max_failures, rules.budgets.get(cause, 0)):
+        reason = (
+            f"{how_often(count)} without {progress(evidence)}, recovery.max_failures is "
+            f"{rules.max_failures}: {what}; {verdict.advice}"
         )
-    what = f"{_what_failed(evidence)}; {_resume_point(evidence)}"
+        return dataclasses.replace(decision, reason=reason)
+    decision = dataclasses.replace(
+        decision,
+        action=RESTART,
+        restore_before=verdict.restore_before,
+        skip_steps=verdict.skip_steps,
+        wait_s=budgets.backoff_s(count, cause, rules),
+        reason=f"{what}; {verdict.otherwise or resume_point(evidence)}",
+    )
     # A restart in place would end with the allocation, a moment later.
     if evidence.ranks_signalled:
-        return Decision(
-            REQUEUED, CAUSE_FAILED, f"asked to leave, the ranks did not save in time: {what}", count
-        )
-    if evidence.limit_is_near:
-        return Decision(REQUEUED, CAUSE_FAILED, f"{what}; the time limit is near", count)
-    return Decision(RESTART, CAUSE_FAILED, what, count)
+        reason = f"asked to leave, the ranks did not save in time: {decision.reason}"
+    elif evidence.limit_is_near:
+        reason = f"{decision.reason}; the time limit is near"
+    else:
+        return decision
+    return dataclasses.replace(decision, action=REQUEUED, reason=reason, wait_s=0.0)
 
 
 def _failures_in_a_row(history: Sequence[PastAttempt], evidence: Evidence) -> int:
-    """Failures since a step was last committed. An attempt that was merely asked to leave neither
-    counts nor clears: a crash loop between two preemptions is still one."""
+    """Failures since a step was last committed, or a person let the run go on. An attempt that was
+    merely asked to leave neither counts nor clears: a crash loop between two preemptions is still
+    one."""
     if evidence.progressed:
         return 0
     count = 1
     for attempt in reversed(history):
-        if attempt.progressed:
+        if attempt.progressed or attempt.ended_run:
             break
         count += attempt.failed
     return count
@@ -211,50 +367,3 @@ def _never_retry(evidence: Evidence) -> bool:
     if outcome is not None and outcome.result == FAILED and not outcome.retry:
         return True
     return evidence.rc == RANK_NEVER_RETRY
-
-
-def _progress(evidence: Evidence) -> str:
-    return "a change in RUN/resume" if evidence.is_program else "a newly committed step"
-
-
-def _stopped(evidence: Evidence, outcome: Outcome) -> str:
-    asked = f" on {outcome.signal}" if outcome.signal else ""
-    if outcome.order:
-        asked = f" by the order `{outcome.order}`"
-    if evidence.is_program:
-        return f"stopped{asked}"
-    if outcome.committed_step == outcome.step:
-        return f"stopped{asked} at step {outcome.step}, all committed"
-    return f"stopped{asked} at step {outcome.step}, {_from_step(outcome.committed_step)}"
-
-
-def _what_failed(evidence: Evidence) -> str:
-    failure = evidence.first_failure
-    if failure is not None:
-        return (
-            f"rank {failure.rank} on {failure.node} failed first in attempt {evidence.number} "
-            f"({failure.error}), its log is `{failure.log}`"
-        )
-    if evidence.outcome is not None and evidence.outcome.reason:
-        return (
-            f"attempt {evidence.number} failed ({evidence.outcome.reason}), the logs are in "
-            f"`{evidence.logs}`"
-        )
-    return (
-        f"attempt {evidence.number} ended with code {evidence.rc} and no rank said why (killed "
-        f"from outside, or out of memory), the logs are in `{evidence.logs}`"
-    )
-
-
-def _resume_point(evidence: Evidence) -> str:
-    if evidence.is_program:
-        return "the next attempt starts the program again"
-    return f"the next attempt {_from_step(evidence.committed_step)}"
-
-
-def _from_step(step: Optional[int]) -> str:
-    return "begins at step 0" if step is None else f"goes on from step {step}"
-
-
-def _count(failures: int) -> str:
-    return "1 failure" if failures == 1 else f"{failures} failures in a row"

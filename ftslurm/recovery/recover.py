@@ -20,11 +20,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.errors import EXIT_OK, FtslurmError, SchedulerError
+from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
+from ftslurm.recovery.backoff import wait
+from ftslurm.recovery.budgets import identity
 from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
+from ftslurm.recovery.finding import DEADLINE_S, IN_GRACE_S, find
+from ftslurm.recovery.leader import tell_ended
 from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
+    CAUSE_FAILED,
+    CAUSE_NEVER_RETRY,
     CAUSE_NOT_STARTED,
     REQUEUED,
     RESTART,
@@ -32,12 +38,14 @@ from ftslurm.recovery.policy import (
     Decision,
     Evidence,
     decide,
+    obey,
 )
 from ftslurm.recovery.successor import OwnJob, cancel_successors, submit_from_job
 from ftslurm.run.attempts import Outcome, append_event
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
+from ftslurm.run.skipped import note_skip
 from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
@@ -99,27 +107,14 @@ def recover(
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Decision:
-    """Decide, write it down, act; the decision as it stands at the end."""
-    paths = layout.attempt(attempt)
+    """Decide, write it down, act, wait; the decision as it stands at the end."""
     with best_effort("not in the journal"):
-        append_event(paths, "ranks_ended", now=now, rc=rc, term=term)
+        append_event(layout.attempt(attempt), "ranks_ended", now=now, rc=rc, term=term)
     record = read_record(layout)
     own_job = OwnJob.of(layout, record, scheduler, environ)
     own_job = dataclasses.replace(own_job, submit=submit, now=now, sleep=sleep)
-    settled = _settled_program(layout, attempt, rc=rc, now=now) if record.spec.program else None
-    evidence = dataclasses.replace(
-        read_evidence(layout, attempt, rc=rc, term=term, settled=settled),
-        limit_passed=_limit_has_passed(environ, record.spec.cluster, now()),
-    )
-    if rc != 0 and not term and not ranks_were_started(paths):
-        evidence = dataclasses.replace(evidence, controller_away=_is_away(scheduler))
-    spec = record.spec
-    history, max_failures = read_history(layout, attempt), spec.recovery.max_failures
-    decision = decide(history, evidence, max_failures=max_failures)
-    # Asked only where it matters: Slurm may take its time to answer, and grace may be running.
-    if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, now()):
-        evidence = dataclasses.replace(evidence, limit_is_near=True)
-        decision = decide(history, evidence, max_failures=max_failures)
+    tell_ended(own_job, attempt, rc=rc, in_grace=term or rc == RANK_STOPPED)
+    evidence, decision = _decide(own_job, environ, attempt, rc=rc, term=term)
 
     def put_on_record(decided: Decision) -> Decision:
         told = _with_way_back(layout, decided)
@@ -131,12 +126,108 @@ def recover(
         while _is_away(scheduler):
             sleep(2.0)
         return decision
+    _note_skips(own_job, attempt, decision)
     decision = act(own_job, environ, evidence, decision, put_on_record)
+    _tell_people(own_job, environ, evidence, decision)
+    if decision.action == RESTART and decision.wait_s > 0:
+        decision = _wait(own_job, environ, evidence, decision, put_on_record)
     # Only now: of a batch node that dies before, the run's next job finds the order and obeys it.
     if decision.action not in (RESTART, REQUEUED):
         with best_effort("the order is not taken away"):
             control_files(layout, record).take_away_leaving()
     return decision
+
+
+def _decide(
+    job: OwnJob, environ: Mapping[str, str], attempt: int, *, rc: int, term: bool
+) -> tuple[Evidence, Decision]:
+    """What is dear to ask for is asked only where it could change the decision: Slurm may take its
+    time to answer, and grace may be running."""
+    layout, spec, scheduler = job.layout, job.record.spec, job.scheduler
+    rules = spec.recovery
+    if scheduler.name == "local":  # one machine: there is no other to go to
+        rules = dataclasses.replace(rules, max_node_faults=0, evict="report")
+    settled = _settled_program(layout, attempt, rc=rc, now=job.now) if spec.program else None
+    evidence = dataclasses.replace(
+        read_evidence(layout, attempt, rc=rc, term=term, settled=settled),
+        limit_passed=_limit_has_passed(environ, spec.cluster, job.now()),
+    )
+    if rc != 0 and not term and not ranks_were_started(layout.attempt(attempt)):
+        evidence = dataclasses.replace(evidence, controller_away=_is_away(scheduler))
+    history = read_history(layout, attempt)
+    decision = decide(history, evidence, rules)
+    if decision.cause in (CAUSE_FAILED, CAUSE_NEVER_RETRY) and not term:
+        in_grace = evidence.ranks_signalled
+        finding, why_none = find(
+            layout,
+            attempt,
+            scheduler=None if in_grace else scheduler,
+            rc=rc,
+            term=term,
+            deadline_s=IN_GRACE_S if in_grace else DEADLINE_S,
+        )
+        evidence = dataclasses.replace(evidence, finding=finding, unclassified=why_none)
+        decision = decide(history, evidence, rules)
+    if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, job.now()):
+        evidence = dataclasses.replace(evidence, limit_is_near=True)
+        decision = decide(history, evidence, rules)
+    return evidence, decision
+
+
+def _wait(
+    job: OwnJob,
+    environ: Mapping[str, str],
+    evidence: Evidence,
+    decision: Decision,
+    amend: Callable[[Decision], Decision],
+) -> Decision:
+    """Before the restart. The end of the job may come nearer meanwhile: by a signal, or without any
+    in a preemption whose first signal goes to ranks alone; or an operator ends the wait."""
+    files = control_files(job.layout, job.record)
+    told = wait(
+        decision.wait_s, sleep=job.sleep, called_off=lambda: files.read_leaving() is not None
+    )
+    order = files.read_leaving()
+    if told or _limit_is_near(job.scheduler, environ, job.record.spec.cluster, job.now()):
+        said = "told to end" if told else "about to end"
+        reason = f"{decision.reason}; while it waited, the job was {said}"
+        decision = dataclasses.replace(decision, action=REQUEUED, reason=reason)
+    if order is not None:
+        decision = obey(decision, order)
+    if decision.action == RESTART:
+        return decision
+    return act(job, environ, evidence, amend(decision), amend)
+
+
+def _note_skips(job: OwnJob, attempt: int, decision: Decision) -> None:
+    if decision.action in (RESTART, REQUEUED):
+        for steps in decision.skip_steps:
+            with best_effort("the batches to pass over are not on record"):
+                note_skip(job.layout, steps, attempt=attempt, now=job.now)
+
+
+def _tell_people(
+    job: OwnJob, environ: Mapping[str, str], evidence: Evidence, decision: Decision
+) -> None:
+    rules, attempt = job.record.spec.recovery, evidence.number
+    if not (rules.on_event or rules.on_event_url):
+        return
+    from ftslurm.recovery.on_event import events_of, tell, uncommitted_s  # late: few runs tell
+
+    kinds = events_of(
+        decision,
+        job.record.spec.checkpoint,
+        uncommitted_s=uncommitted_s(job.layout, attempt, now_s=job.now()),
+        uncommitted_steps=(evidence.step or 0) - (evidence.committed_step or 0),
+    )
+    facts = {
+        "action": decision.action,
+        "cause": decision.cause,
+        "reason": decision.reason,
+        "failures_in_a_row": decision.failures_in_a_row,
+        "excluded": list(decision.exclude),
+    }
+    tell(job.layout, job.record, attempt, kinds, facts, environ=environ, now=job.now)
 
 
 def _is_away(scheduler: Scheduler) -> bool:
@@ -182,6 +273,7 @@ def _write_decision(
     layout: RunLayout, evidence: Evidence, decision: Decision, *, now: Callable[[], float]
 ) -> None:
     failure = evidence.first_failure
+    signature, step = identity(evidence)
     record = {
         "schema_version": 1,
         **dataclasses.asdict(decision),
@@ -189,6 +281,9 @@ def _write_decision(
         "term": evidence.term,
         "limit_passed": evidence.limit_passed,
         "committed_step": evidence.committed_step,
+        "committed_digest": evidence.committed_digest,
+        "signature": signature,
+        "step": step,
         "first_failure": dataclasses.asdict(failure) if failure else None,
         "decided_at": now(),
     }

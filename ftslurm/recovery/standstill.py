@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from ftslurm.recovery.causes import TIME_LIMIT
 from ftslurm.recovery.evidence import has_gone_on, read_decision, read_history
 from ftslurm.recovery.policy import CAUSE_ASKED, ENDED, PAUSED, STOP
 from ftslurm.recovery.successor import OwnJob
@@ -70,11 +71,8 @@ def _has_used_up(
     job: OwnJob, attempt: Attempt, following: Optional[Attempt], decision: dict[str, Any]
 ) -> bool:
     if decision:
-        return (
-            decision.get("cause") == CAUSE_ASKED
-            and bool(decision.get("term"))
-            and bool(decision.get("limit_passed"))
-        )
+        asked = decision.get("cause") == CAUSE_ASKED and bool(decision.get("term"))
+        return decision.get("cause") == TIME_LIMIT or (asked and bool(decision.get("limit_passed")))
     next_id = following.job_id if following else job.job_id
     if attempt.job_id == next_id:
         return False  # Slurm itself has queued it again, which it never does after a time limit

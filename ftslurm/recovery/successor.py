@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
-from ftslurm.errors import FormatError, RunError, SchedulerError
+from ftslurm.errors import FormatError, RunError, SchedulerError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.evidence import read_decision
+from ftslurm.recovery.keep_out import keep_out_of_waiting, standing_exclusions
 from ftslurm.recovery.policy import ENDED, STOP
 from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events, read_outcome
 from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, Job, add_job, read_jobs
@@ -26,15 +27,20 @@ from ftslurm.scheduler.protocol import CommandMissing, QueuedJob, Scheduler
 from ftslurm.scheduler.sbatch import (
     NotReachedError,
     RefusedError,
+    UnclearError,
     environment_of_job,
     frozen_arguments,
     submit,
+    with_excluded,
 )
 
 GAVE_WAY = "gave_way"
 """Event of an attempt whose batch loop has cancelled its own job in favour of the successor."""
 
 LONGEST_PAUSE_S = 5.0
+
+KEEP_OUT_S = 5.0
+"""How long it is tried to change a waiting job, which looks at its nodes itself when it starts."""
 
 
 def submit_from_job(arguments: Sequence[str]) -> str:
@@ -136,7 +142,11 @@ def ensure_successor(job: OwnJob, *, give_up: Callable[[], bool] = lambda: False
     pause_s = 0.5
     while True:
         try:
-            return find_successor(job) or _queue(job)
+            found = find_successor(job)
+            if found is None:
+                return _queue(job)
+            _keep_out(job, found)
+            return found
         except CommandMissing as error:
             raise RefusedError(str(error)) from None
         except SchedulerError as error:
@@ -145,6 +155,40 @@ def ensure_successor(job: OwnJob, *, give_up: Callable[[], bool] = lambda: False
                 raise
         job.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def queue_beside(job: OwnJob) -> str:
+    """Id of a job that goes on with the run without waiting for the end of ours. SchedulerError:
+    there is none."""
+    if job.scheduler.name == "local":
+        raise RefusedError("a run on this machine has one job at a time")
+    waiting = _waiting(job)
+    found = _beside(job, waiting)
+    if found is not None:
+        _keep_out(job, found)
+        return found
+    try:
+        job_id = _queue(job, waits=False)
+    except UnclearError:
+        found = _beside(job, _waiting(job))
+        if found is None:
+            raise
+        job_id = found
+    for one in waiting:  # they would start after this one, and find nothing to do
+        try:
+            job.scheduler.cancel(one.job_id)
+        except SchedulerError as error:
+            warn(f"job {one.job_id} is left in the queue: {error}")
+    return job_id
+
+
+def _beside(job: OwnJob, waiting: Sequence[QueuedJob]) -> Optional[str]:
+    return next((one.job_id for one in waiting if not one.waits_for(job.job_id)), None)
+
+
+def _keep_out(job: OwnJob, job_id: str) -> None:
+    """What has been learned of nodes since the successor was queued holds for it too."""
+    keep_out_of_waiting(job, job_id, list(standing_exclusions(job)), for_s=KEEP_OUT_S)
 
 
 def find_successor(job: OwnJob) -> Optional[str]:
@@ -174,7 +218,7 @@ def _waiting(job: OwnJob) -> list[QueuedJob]:
     return [one for one in waiting if one.job_id != job.job_id]
 
 
-def _queue(job: OwnJob) -> str:
+def _queue(job: OwnJob, *, waits: bool = True) -> str:
     try:
         *options, script = frozen_arguments(job.layout)
     except RunError as error:
@@ -183,7 +227,9 @@ def _queue(job: OwnJob) -> str:
     after = f"afterany:{job.job_id}"
     if "--dependency=singleton" in options:
         after = f"singleton,{after}"
-    job_id = job.submit([*options, f"--dependency={after}", script])
+    # Of two --dependency the last one holds.
+    arguments = [*options, *([f"--dependency={after}"] if waits else []), script]
+    job_id = job.submit(with_excluded(arguments, list(standing_exclusions(job))))
     _note(job, job_id)
     return job_id
 

@@ -98,8 +98,19 @@ def render_row(row: TraceRow) -> bytes:
 
 
 def read_trace(layout: RunLayout) -> dict[int, TraceRow]:
-    """The rows of a run by step; of a step trained more than once the latest attempt's row."""
-    return {row.step: row for row in _rows(layout)}
+    """The rows of a run's history by step; of a step trained more than once the latest attempt's.
+
+    Where an attempt begins, the history before it ends: what an older one trained beyond that was
+    lost, or is the work of ranks that were thought dead.
+    """
+    history: dict[int, TraceRow] = {}
+    attempt = 0
+    for row in _rows(layout):
+        if row.attempt != attempt:
+            attempt = row.attempt
+            history = {step: kept for step, kept in history.items() if step < row.step}
+        history[row.step] = row
+    return history
 
 
 def count_trained(layout: RunLayout) -> dict[int, int]:

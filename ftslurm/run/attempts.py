@@ -53,8 +53,17 @@ class Attempt:
     restart_count: int
     """Slurm's own count: 0 on the job's first run."""
     nodes: list[str]
+    """Those that ranks run on, in order of rank."""
     claimed_at: float
     adopted: list[AdoptedStep] = field(default_factory=list)
+    spares: list[str] = field(default_factory=list)
+    """Nodes of the allocation that are held in reserve."""
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Nodes of the allocation that must not be used, and why."""
+    tasks_per_node: Optional[int] = None
+    """None: as in the spec (a record of an older ftslurm)."""
+    world_size: Optional[int] = None
+    """Ranks; fewer than the spec's where nodes were missing. None: as in the spec."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +174,8 @@ def append_event(
     """Add one event, e.g. `append_event(paths, "committed", step=40)`.
 
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
-    Kinds so far: claimed, restored, fell_back, rejected, signal, committed, save_failed,
-    save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended, decided,
+    Kinds so far: claimed, restored, first_step, fell_back, rejected, signal, committed,
+    save_failed, save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended, decided,
     requeue_asked, gave_way, asked (of a program's rank 0, to leave).
     """
     append_record(paths.events, {"at": now(), "kind": kind, **facts})

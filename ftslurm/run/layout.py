@@ -112,6 +112,16 @@ class RunLayout:
         return self.root / "code"
 
     @property
+    def skipped_jsonl(self) -> Path:
+        """Which batches are passed over (skipped.py)."""
+        return self.root / "skipped.jsonl"
+
+    @property
+    def nodes_jsonl(self) -> Path:
+        """What is known of nodes (node_memory.py)."""
+        return self.root / "nodes.jsonl"
+
+    @property
     def code_json(self) -> Path:
         """Digest of each file of `code`, as it was copied."""
         return self.root / "submit" / "code.json"

@@ -93,6 +93,8 @@ class StopFlag:
     def install(self) -> None:
         for number in STOP_SIGNALS:
             signal.signal(number, self._set)
+        # A rank out of a standby is born with them blocked (node/standby.py).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _set(self, number: int, frame: Optional[FrameType]) -> None:
         if not self.signal_number:

@@ -192,12 +192,49 @@ class CheckpointSpec:
     """Seconds an emergency save may take; none: derived at submit from the site's grace."""
 
 
+def _phase_limits() -> dict[str, float]:
+    return {
+        "starting": 1800.0,
+        "restoring": 3600.0,
+        "compiling": 1800.0,
+        "evaluating": 3600.0,
+        "saving": 3600.0,
+    }
+
+
+def _budgets() -> dict[str, int]:
+    return {
+        "hang": 2,
+        "network_transient": 5,
+        "storage": 3,
+        "capacity": 1,
+        "oom_gpu": 1,
+        "oom_host": 1,
+        "code": 1,
+        "numeric": 1,
+        "data": 1,
+        "checkpoint": 1,
+    }
+
+
 @dataclass
 class RecoverySpec:
-    """How often to try again."""
+    """What a failure is taken for, and how often to try again."""
 
     max_failures: int = 3
-    """Failures in a row without a newly committed step after which the run stops."""
+    """Failures in a row without a newly committed step after which the run stops, whatever their
+    cause; a cause with a larger budget of its own has that many."""
+    budgets: dict[str, int] = field(default_factory=_budgets)
+    """Failures of one cause without a newly committed step that are followed by another attempt; a
+    cause that is not named here has max_failures. Preemption and time limits cost nothing."""
+    max_node_faults: int = 1
+    """Faults of one node after which no further attempt of the run is placed on it; 0: none is ever
+    excluded."""
+    backoff_s: float = 5.0
+    """Wait before the next attempt after the second failure in a row, doubled with each further
+    one; none after a preemption or a time limit. 0: never wait."""
+    backoff_max_s: float = 300.0
+    """Most of it."""
     continue_by: str = "auto"
     """auto | requeue | resubmit: how the run gets its next job. requeue keeps the job id; resubmit
     queues a successor (--dependency=singleton) when a job begins, for sites that forbid requeueing;
@@ -205,6 +242,43 @@ class RecoverySpec:
     control_dir: Optional[str] = None
     """Folder outside the run directory that is also looked at for RUN_ID.save, RUN_ID.stop and
     RUN_ID.pause, for people who may not enter the run directory."""
+    agents: bool = True
+    """One small process a node beside the ranks that watches them; off: a hang, a straggler and a
+    lost batch node go unnoticed until the time limit."""
+    hang_factor: float = 3.0
+    """No rank has ended a step for this many times the run's usual step, plus hang_floor_s: hung.
+    0: never."""
+    hang_floor_s: float = 10.0
+    phase_limit_s: dict[str, float] = field(default_factory=_phase_limits)
+    """Longest stay in a phase that has no steps, before it is taken for hung; 0: no limit."""
+    straggler_factor: float = 3.0
+    """A rank whose own compute takes this many times the ranks' median over the window is named a
+    straggler. 0: never."""
+    straggler_window_steps: int = 10
+    straggler_lag_steps: int = 3
+    """A rank this many steps behind the others is named, too. 0: never."""
+    evict: str = "report"
+    """report | next | now: what is done about a straggler. report names it; next keeps its node out
+    of the next attempt, whenever that is; now saves at the next step boundary and begins it."""
+    on_nan: str = "rollback"
+    """stop | rollback | skip: what follows a loss that is NaN or Inf, or a spike. rollback goes one
+    committed step further back than the newest, and stops when it comes again; skip goes back
+    likewise, and when it comes again passes over the batches that led to it."""
+    spike_factor: float = 0.0
+    """A loss above this many times the median of the last 100 steps counts as a spike; 0: never."""
+    on_event: list[str] = field(default_factory=list)
+    """Command, one word an entry, that is told of a stop, a third failure in a row, no commit in
+    two intervals and an excluded node: the event is JSON on its stdin, its kind in
+    FTSLURM_EVENT."""
+    on_event_url: Optional[str] = None
+    """http(s) address that the same JSON is posted to."""
+    standby: bool = False
+    """One process a node, torch imported and no GPU touched, forks the next attempt's ranks."""
+    min_nodes: Optional[int] = None
+    """Fewest nodes to go on with when no spare is left, the global batch unchanged; none: all."""
+    elastic_lr: str = "keep"
+    """keep | scale | refuse: the learning rate on fewer nodes. The global batch stays, so keep is
+    exact; scale multiplies it by the share of nodes that is left; refuse never takes fewer."""
 
 
 @dataclass

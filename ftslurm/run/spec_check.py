@@ -5,10 +5,31 @@ Pure: looks at the values alone. What depends on the site or on a file is refuse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Optional
 
 from ftslurm.errors import SpecError
 from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, RunSpec, parse_time_s
+
+WITH_BUDGET = (
+    "hang",
+    "network_transient",
+    "storage",
+    "capacity",
+    "oom_gpu",
+    "oom_host",
+    "code",
+    "numeric",
+    "data",
+    "checkpoint",
+    "node",
+    "gpu",
+    "straggler",
+    "unknown",
+)
+"""Causes that cost an attempt: what recovery.budgets may name."""
+
+PHASES_WITH_LIMIT = ("starting", "restoring", "compiling", "evaluating", "saving")
 
 
 def check(spec: RunSpec) -> None:
@@ -19,7 +40,6 @@ def check(spec: RunSpec) -> None:
     _choice("parallel.backend", spec.parallel.backend, ("auto", "gloo", "nccl"))
     _choice("optim.precision", spec.optim.precision, ("fp32", "bf16", "fp16"))
     _choice("checkpoint.when_busy", spec.checkpoint.when_busy, ("wait", "skip"))
-    _choice("recovery.continue_by", spec.recovery.continue_by, ("auto", "requeue", "resubmit"))
     _choice("code", spec.code, ("frozen", "live"))
     _choice("checkpoint.digest", spec.checkpoint.digest, ("xxh3_128", "sha256"))
     _at_least(
@@ -47,7 +67,6 @@ def check(spec: RunSpec) -> None:
             "cluster.signal_lead_s": spec.cluster.signal_lead_s,
             "checkpoint.interval_steps": spec.checkpoint.interval_steps,
             "checkpoint.keep_every_steps": spec.checkpoint.keep_every_steps,
-            "recovery.max_failures": spec.recovery.max_failures,
             "data.num_workers": spec.data.num_workers,
             "eval_interval_steps": spec.eval_interval_steps,
         },
@@ -70,7 +89,60 @@ def check(spec: RunSpec) -> None:
             f"model.width {spec.model.width} is not a multiple of model.heads {spec.model.heads}"
         )
     _check_time(spec.cluster)
-    _check_control_dir(spec.recovery.control_dir)
+    _check_recovery(spec)
+
+
+def _check_recovery(spec: RunSpec) -> None:
+    recovery = spec.recovery
+    _choice("recovery.continue_by", recovery.continue_by, ("auto", "requeue", "resubmit"))
+    _choice("recovery.evict", recovery.evict, ("report", "next", "now"))
+    _choice("recovery.on_nan", recovery.on_nan, ("stop", "rollback", "skip"))
+    _choice("recovery.elastic_lr", recovery.elastic_lr, ("keep", "scale", "refuse"))
+    _at_least(
+        0,
+        {
+            "recovery.max_failures": recovery.max_failures,
+            "recovery.max_node_faults": recovery.max_node_faults,
+            "recovery.backoff_s": recovery.backoff_s,
+            "recovery.backoff_max_s": recovery.backoff_max_s,
+            "recovery.hang_floor_s": recovery.hang_floor_s,
+            "recovery.straggler_lag_steps": recovery.straggler_lag_steps,
+            **{f"recovery.budgets.{cause}": times for cause, times in recovery.budgets.items()},
+            **{f"recovery.phase_limit_s.{name}": s for name, s in recovery.phase_limit_s.items()},
+        },
+    )
+    _at_least(1, {"recovery.straggler_window_steps": recovery.straggler_window_steps})
+    # At 1 or below, the run's usual step would already be one too many.
+    for key in ("hang_factor", "straggler_factor", "spike_factor"):
+        factor = getattr(recovery, key)
+        if factor != 0 and not factor > 1:
+            raise SpecError(f"recovery.{key} is {factor}; it has to be above 1, or 0 for never")
+    _known_keys("recovery.budgets", recovery.budgets, WITH_BUDGET, complete=False)
+    _known_keys("recovery.phase_limit_s", recovery.phase_limit_s, PHASES_WITH_LIMIT, complete=True)
+    _check_control_dir(recovery.control_dir)
+    _check_event_url(recovery.on_event_url)
+    least = recovery.min_nodes
+    if least is not None and not 1 <= least <= spec.cluster.nodes:
+        raise SpecError(
+            f"recovery.min_nodes is {least}; it has to be from 1 to cluster.nodes "
+            f"({spec.cluster.nodes}), or null for all of them"
+        )
+
+
+def _known_keys(
+    key: str, given: Mapping[str, object], known: tuple[str, ...], *, complete: bool
+) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise SpecError(f"{key} has `{unknown[0]}`; it takes {', '.join(known)}")
+    missing = sorted(set(known) - set(given)) if complete else []
+    if missing:
+        raise SpecError(f"{key} lacks `{missing[0]}`; give its seconds, or 0 for no limit")
+
+
+def _check_event_url(url: Optional[str]) -> None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise SpecError(f"recovery.on_event_url is `{url}`; give an http:// or https:// address")
 
 
 def _check_control_dir(control_dir: Optional[str]) -> None:
@@ -98,7 +170,7 @@ def _choice(key: str, value: str, choices: tuple[str, ...]) -> None:
         raise SpecError(f"{key} is `{value}`; choose {' or '.join(choices)}")
 
 
-def _at_least(least: int, values: dict[str, int]) -> None:
+def _at_least(least: int, values: Mapping[str, float]) -> None:
     for key, value in values.items():
         if value < least:
             raise SpecError(f"{key} is {value}; it has to be at least {least}")

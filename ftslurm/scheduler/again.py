@@ -6,17 +6,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.local import run_batch
-from ftslurm.scheduler.sbatch import frozen_arguments, submit
+from ftslurm.scheduler.sbatch import frozen_arguments, submit, with_excluded
 
 
-def submit_again(layout: RunLayout, scheduler: str) -> str:
-    """The id of the run's new job. RefusedError: there is certainly none; UnclearError: there may
-    be one."""
-    return _start_here(layout) if scheduler == "local" else submit(frozen_arguments(layout))
+def submit_again(layout: RunLayout, scheduler: str, *, exclude: Sequence[str] = ()) -> str:
+    """The id of the run's new job, kept off the nodes `exclude`. RefusedError: there is certainly
+    none; UnclearError: there may be one."""
+    if scheduler == "local":
+        return _start_here(layout)
+    return submit(with_excluded(frozen_arguments(layout), exclude))
 
 
 def _start_here(layout: RunLayout) -> str:

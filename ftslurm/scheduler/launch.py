@@ -1,4 +1,5 @@
 """The argv that starts one process a rank, or one a node, under Slurm and on this machine. Pure.
+Also those of the node agents, under Slurm only, and of the standbys.
 
 What is to run is appended by the renderer. Nothing here runs a command or knows what a rank does.
 """
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.run.spec import ClusterSpec
+from ftslurm.run.spec import ClusterSpec, RecoverySpec
 
 LOGS = "@LOGS@"
 """Stands in the argv for the attempt's log folder, known only when the batch script runs. The
@@ -18,19 +19,31 @@ renderer replaces it by the shell variable of its template, inside quotes."""
 NODES = "@NODES@"
 """Stands for the nodes that ranks run on, likewise."""
 
+COUNT = "@COUNT@"
+"""Stands for their number, where an attempt may have fewer than the run asks for."""
+
+RANKS = "@RANKS@"
+"""Stands for the number of ranks, likewise."""
+
 KILL_WAIT_S = 10
 """Seconds from TERM to KILL on this machine."""
 
 
+def has_agents(cluster: ClusterSpec, recovery: RecoverySpec) -> bool:
+    """Whether every node of a job runs an agent."""
+    return recovery.agents and cluster.scheduler == "slurm"
+
+
 def ranks_argv(
     cluster: ClusterSpec,
+    recovery: RecoverySpec,
     *,
     python: str,
     run_dir: Path,
     workdir: Optional[Path] = None,
     code: Sequence[Path] = (),
 ) -> list[str]:
-    """Starts all ranks of an attempt and ends when the last has; one item contains LOGS.
+    """Starts all ranks of an attempt and ends when the last has; items contain LOGS and the like.
     `workdir`: where they start, default RUN/code; `code`: folders outside of RUN that they import
     from."""
     if cluster.scheduler == "local":
@@ -44,7 +57,7 @@ def ranks_argv(
             "--",
         ]
     return [
-        *_srun(cluster, tasks_per_node=cluster.tasks_per_node),
+        *_srun(cluster, recovery, ranks=True),
         # 22.05 and 23.02 do not take it over from the job.
         f"--cpus-per-task={cluster.cpus_per_task}",
         *_binding(cluster),
@@ -56,21 +69,79 @@ def ranks_argv(
     ]
 
 
-def nodes_argv(cluster: ClusterSpec) -> list[str]:
+def nodes_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
     """Starts one process on every node that ranks run on; its output is the batch script's."""
     if cluster.scheduler == "local":
         return []
-    return [*_srun(cluster, tasks_per_node=1), *_options({"mpi": cluster.mpi}), "--wait=0"]
+    return [*_srun(cluster, recovery, ranks=False), *_options({"mpi": cluster.mpi}), "--wait=0"]
 
 
-def _srun(cluster: ClusterSpec, *, tasks_per_node: int) -> list[str]:
+def agents_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
+    """Starts one agent on every node of the job, spares included; empty where there are none."""
+    if not has_agents(cluster, recovery):
+        return []
+    return [
+        # With these, `--gres=none` is an invalid specification (22.05); and an agent is of no
+        # attempt.
+        *("env", "-u", "SLURM_GPUS", "-u", "SLURM_GPUS_PER_NODE", "-u", "SLURM_GPUS_PER_TASK"),
+        *("-u", "FTSLURM_ATTEMPT"),
+        *_beside(cluster, "agents"),
+        "--export=ALL",
+        "--gres=none",
+        "--mpi=none",
+    ]
+
+
+def standbys_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
+    """Starts one standby on every node of the job, spares included; empty where there are none.
+    Ranks are forked in its job step, which therefore has all that theirs has."""
+    if not recovery.standby:
+        return []
+    of_no_attempt = ["env", "-u", "FTSLURM_ATTEMPT"]
+    if cluster.scheduler == "local":
+        return of_no_attempt
+    return [
+        *of_no_attempt,
+        *_beside(cluster, "standby"),
+        f"--cpus-per-task={cluster.tasks_per_node * cluster.cpus_per_task}",
+        # A rank with another environment than its standby starts cold.
+        f"--export={cluster.export}",
+        *_options({"mpi": cluster.mpi}),
+    ]
+
+
+def _beside(cluster: ClusterSpec, name: str) -> list[str]:
+    """One process on every node beside the ranks: it takes nothing from them, and lives on when a
+    node is lost or another one ends."""
+    nodes = cluster.nodes + cluster.spares
+    return [
+        "srun",
+        f"--job-name={name}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--mem=0",
+        "--cpu-bind=none",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+    ]
+
+
+def _srun(cluster: ClusterSpec, recovery: RecoverySpec, *, ranks: bool) -> list[str]:
+    tasks_per_node = cluster.tasks_per_node if ranks else 1
+    count, tasks = str(cluster.nodes), str(cluster.nodes * tasks_per_node)
+    if _may_shrink(cluster, recovery):
+        count, tasks = COUNT, RANKS if ranks else COUNT
     return [
         "srun",
         # Without these, a job with spares would have ranks on them too.
-        f"--nodes={cluster.nodes}",
-        f"--ntasks={cluster.nodes * tasks_per_node}",
+        f"--nodes={count}",
+        f"--ntasks={tasks}",
         f"--ntasks-per-node={tasks_per_node}",
-        *_nodelist(cluster),
+        *_nodelist(cluster, recovery),
+        *_overlap(cluster, recovery),
         # A site or a user may have set SLURM_EXPORT_ENV or SBATCH_EXPORT to NONE.
         f"--export={cluster.export}",
         # Slurm's default leaves the peers of a dead task hanging.
@@ -78,10 +149,21 @@ def _srun(cluster: ClusterSpec, *, tasks_per_node: int) -> list[str]:
     ]
 
 
-def _nodelist(cluster: ClusterSpec) -> Sequence[str]:
+def _may_shrink(cluster: ClusterSpec, recovery: RecoverySpec) -> bool:
+    return has_agents(cluster, recovery) or recovery.min_nodes is not None
+
+
+def _nodelist(cluster: ClusterSpec, recovery: RecoverySpec) -> Sequence[str]:
     # Left to itself, a step on a part of the job may leave the first node out (24.11 and 26.05,
     # seen after another step), and rank 0 has to be where the batch script is.
-    return [f"--nodelist={NODES}"] if cluster.spares else []
+    is_part = cluster.spares or _may_shrink(cluster, recovery)
+    return [f"--nodelist={NODES}"] if is_part else []
+
+
+def _overlap(cluster: ClusterSpec, recovery: RecoverySpec) -> Sequence[str]:
+    # A step with a dead node holds its CPUs and GPUs until Slurm gives the node up, and the next
+    # one would wait for them (22.05, seen for 40 s and more).
+    return ["--overlap"] if has_agents(cluster, recovery) else []
 
 
 def _binding(cluster: ClusterSpec) -> Sequence[str]:

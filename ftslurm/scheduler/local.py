@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional
@@ -135,6 +135,15 @@ class LocalScheduler:
 
     def waiting(self, script: Path) -> list[QueuedJob]:
         return []  # a run's one job here has no successor
+
+    def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
+        return None
+
+    def excluded_nodes(self, job_id: str) -> list[str]:
+        return []
+
+    def exclude_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        raise SchedulerError("a job on this machine has no other node to run on")
 
     def hasten(self, job_id: str) -> bool:
         return False

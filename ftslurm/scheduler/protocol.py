@@ -7,7 +7,7 @@ scheduler needs only this module and `open_scheduler`. Nothing here runs a comma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
@@ -213,6 +213,18 @@ class Scheduler(Protocol):
 
     def waiting(self, script: Path) -> list[QueuedJob]:
         """The waiting jobs of this user that were given this batch script."""
+
+    def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
+        """The nodes of a partition that could serve a job, now or when other jobs have ended: up,
+        not drained, with the features it asks for (as sbatch --constraint takes them); None: nobody
+        can say just now."""
+
+    def excluded_nodes(self, job_id: str) -> list[str]:
+        """Nodes that a job is kept off; SchedulerError when nobody can say."""
+
+    def exclude_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Keep a job off these nodes and no others, the earlier list is gone. SchedulerError: not
+        done; it can be only before the job starts, from the moment of its requeue on."""
 
     def hasten(self, job_id: str) -> bool:
         """Shorten the wait of a requeued job where its owner may; True when something was done."""

@@ -16,6 +16,7 @@ from typing import Optional
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.run.layout import RunLayout
+from ftslurm.scheduler.hostlist import expand
 
 SBATCH_TIMEOUT_S = 120.0
 """Above the 20 s for which sbatch blocks while slurmctld is away (26.05, seen)."""
@@ -36,6 +37,9 @@ _LOST_ANSWER = re.compile(
 )
 
 _NOT_REACHED = re.compile(r"connect failure|connection refused", re.IGNORECASE)
+
+
+_EXCLUDE = "--exclude="
 
 
 class RefusedError(SchedulerError):
@@ -123,6 +127,16 @@ def frozen_arguments(layout: RunLayout) -> list[str]:
         raise RunError(
             f"`{command}` is not there, so how this run was submitted is not known; submit again"
         ) from None
+
+
+def with_excluded(arguments: Sequence[str], nodes: Sequence[str]) -> list[str]:
+    """sbatch's arguments with these nodes among the excluded."""
+    if not nodes:
+        return list(arguments)
+    given = [word[len(_EXCLUDE) :] for word in arguments if word.startswith(_EXCLUDE)]
+    names = {name for text in given for name in expand(text)} | set(nodes)
+    others = [word for word in arguments if not word.startswith(_EXCLUDE)]
+    return [_EXCLUDE + ",".join(sorted(names)), *others]
 
 
 def _unclear(what: str, arguments: Sequence[str]) -> UnclearError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional
@@ -27,10 +27,12 @@ from ftslurm.scheduler.protocol import (
 )
 from ftslurm.scheduler.slurm_parse import (
     JOB_FORMAT,
+    NODE_FORMAT,
     QUEUED_FORMAT,
     parse_end_time,
     parse_job,
     parse_queued,
+    parse_serving,
     parse_site,
 )
 
@@ -248,6 +250,27 @@ class SlurmScheduler:
         # The script's path tells the jobs of a run apart; their names need not.
         argv = ["squeue", "--noheader", "--me", "--states=PENDING", f"--format={QUEUED_FORMAT}"]
         return parse_queued(self._checked(argv), str(script))
+
+    def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
+        argv = ["sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"]
+        try:
+            if not self.controller_alive():
+                return None
+            shown = self._checked([*argv, *([f"--partition={partition}"] if partition else [])])
+        except SchedulerError:
+            return None
+        return parse_serving(shown, features)
+
+    def excluded_nodes(self, job_id: str) -> list[str]:
+        done = self._squeue(job_id, "--format=%x")
+        if done.rc != 0:
+            raise SchedulerError(f"squeue says nothing of job {job_id}: {_last_line(done)}")
+        text = done.stdout.strip()
+        return [] if text in ("", "(null)") else expand(text)
+
+    def exclude_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        # Its StartTime stays as it is (seen); `+=` is refused.
+        self._checked(["scontrol", "update", f"jobid={job_id}", f"ExcNodeList={','.join(nodes)}"])
 
     def hasten(self, job_id: str) -> bool:
         state = self.job_state(job_id)

@@ -27,6 +27,14 @@ JOB_FORMAT = "%T|%r|%e"
 QUEUED_FORMAT = "%i|%E|%o"
 """squeue -o: job id, what it waits for, path of its script; only the last may hold a `|`."""
 
+NODE_FORMAT = "%N|%T|%f"
+"""sinfo -N -o: name, state, features."""
+
+# sinfo's long words (node_state_string) for nodes that no job comes to; a `*` behind any word says
+# that the node does not answer, a `$` that it is in maintenance.
+_OUT_OF_SERVICE = frozenset({"down", "drained", "draining", "drain", "fail", "failing", "error",
+                             "unknown", "future", "inval", "maint"})  # fmt: skip
+
 
 def parse_version(text: str) -> Version:
     """(major, minor, micro) of e.g. `slurm 23.11.8`, `slurm-wlm 22.05.8`, `22.05.7-Atos.1.1`."""
@@ -56,6 +64,22 @@ def parse_queued(text: str, script: str) -> list[QueuedJob]:
         for row in rows
         if len(row) == 3 and row[2] == script
     ]
+
+
+def parse_serving(text: str, features: str) -> list[str]:
+    """Names of the nodes of `sinfo -h -N -o NODE_FORMAT` that jobs come to, those only that have
+    all `features`. What is more than words with `&` between them cannot be told from here: then
+    all nodes count."""
+    wanted = set(features.split("&")) if re.fullmatch(r"[\w.&-]+", features) else set()
+    found: dict[str, None] = {}
+    for line in text.splitlines():
+        name, _, rest = line.strip().partition("|")
+        state, _, has = rest.partition("|")
+        word = state.rstrip("*~#!%$@^-+")
+        is_away = word in _OUT_OF_SERVICE or "*" in state or "$" in state
+        if name and not is_away and wanted <= set(has.split(",")):
+            found[name] = None  # a node of two partitions is listed twice
+    return list(found)
 
 
 def parse_end_time(text: str) -> Optional[float]:

@@ -152,6 +152,10 @@ def _sentence(error: BaseException) -> str:
     return (f"`{key}`: " if key else "") + body + (f" ({first})" if first else "")
 
 
+_FREE_NAMES = ("user.", "cluster.env.", "recovery.budgets.", "recovery.phase_limit_s.")
+"""Keys of tables; which names these take is the spec's to say (spec_check.py)."""
+
+
 def _checked_override(text: str, folders: list[Path]) -> str:
     """`text` as Hydra is given it; SpecError when its key or option does not exist."""
     if text.startswith("~"):
@@ -172,7 +176,7 @@ def _checked_override(text: str, folders: list[Path]) -> str:
     if options:
         _check_option(key, override.value(), options)
         return text
-    if key == "user" or key.startswith(("user.", "cluster.env.")):
+    if key == "user" or key.startswith(_FREE_NAMES):
         # Free names: `user.x=1` without the `+` that Hydra asks for where no x exists yet.
         return "++" + text.lstrip("+")
     _check_key(key, folders)

@@ -26,7 +26,7 @@ from ftslurm.files import fsync_folder, write_atomic, write_json
 from ftslurm.node.environment import find_environment
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import LIVE, ClusterSpec, RunSpec, parse_time_s, to_dict
-from ftslurm.scheduler.launch import nodes_argv, ranks_argv
+from ftslurm.scheduler.launch import agents_argv, nodes_argv, ranks_argv, standbys_argv
 from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.submit.continue_by import named, requeue_option, settle_continue_by
 from ftslurm.submit.dataset import Dataset, Wanted, prepare_dataset, wanted_dataset
@@ -127,12 +127,15 @@ def plan_run(
         live_folder=live_folder,
         launch=ranks_argv(
             spec.cluster,
+            spec.recovery,
             python=python,
             run_dir=layout.root,
             workdir=live_folder,
             code=live_code(spec, snapshot.root, paths),
         ),
-        on_nodes=nodes_argv(spec.cluster),
+        on_nodes=nodes_argv(spec.cluster, spec.recovery),
+        agents=agents_argv(spec.cluster, spec.recovery),
+        standbys=standbys_argv(spec.cluster, spec.recovery),
         environment=find_environment(spec.cluster, folder),
     )
     cluster = named(spec.cluster, continue_by, run_id)

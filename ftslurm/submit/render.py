@@ -11,14 +11,18 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from ftslurm.errors import SpecError
 from ftslurm.node.environment import PLACEHOLDER, Environment
+from ftslurm.node.standby_command import check_standby, rank_modules, standby_modules
 from ftslurm.run.spec import ClusterSpec, RunSpec
-from ftslurm.scheduler.launch import LOGS, NODES
+from ftslurm.scheduler.launch import COUNT, LOGS, NODES, RANKS
 from ftslurm.submit.assets import batch_template
 from ftslurm.submit.cluster_values import INTERFACE_VARIABLES, check_cluster, shown
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run's name: it becomes part of a folder's name and of a comment in the script."""
@@ -37,30 +41,27 @@ def render_script(
     launch: Sequence[str],
     requeue: str = "--requeue",
     on_nodes: Sequence[str] = (),
+    agents: Sequence[str] = (),
+    standbys: Sequence[str] = (),
     environment: Optional[Environment] = None,
     live_folder: Optional[Path] = None,
 ) -> str:
     """Text of RUN/submit/train.sbatch. `launch`: argv that starts all ranks, `on_nodes`: one that
-    starts a process a node (both of scheduler/launch.py). `requeue`: sbatch's option that lets the
-    job be queued again, or not. `live_folder`: where code=live runs."""
+    starts a process a node, `agents` and `standbys`: those that start these (all of
+    scheduler/launch.py). `requeue`: sbatch's option that lets the job be queued again, or not.
+    `live_folder`: where code=live runs."""
     check_values(spec, run_dir)
-    from jinja2 import Environment as Templates
-    from jinja2 import StrictUndefined
-
-    templates = Templates(
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # bash, not HTML: quoted below
-    )
     cluster = spec.cluster
     replaced = _Replaced(run_dir, environment)
     own = replaced(rank_python(cluster, python, environment))
+    interpreter = "python" if own == python else "rank_python"
     is_inside = bool(cluster.container or cluster.container_image)
-    text: str = templates.from_string(batch_template().read_text()).render(
+    text: str = _template().render(
         nodes=cluster.nodes + cluster.spares,
-        spares=cluster.spares,
+        # A job that has agents, who notice it, outlives the loss of a node.
+        no_kill=bool(agents) and cluster.nodes + cluster.spares > 1,
+        wants_nodes=any(NODES in word for word in launch),
+        wants_count=any(COUNT in word for word in launch),
         tasks_per_node=cluster.tasks_per_node,
         cpus_per_task=cluster.cpus_per_task,
         # Asked for by node in any case: --gpus-per-task of a job needs a number of tasks, which
@@ -79,14 +80,31 @@ def render_script(
         rank_python=shlex.quote(own) if own != python else None,
         setup=[shlex.quote(line) for line in cluster.setup],
         exports=[_assignment(name, replaced(v)) for name, v in _exports(cluster).items()],
+        agents=agents and _lines(agents, '"$python" -m ftslurm.agent "$FTSLURM_RUN_DIR"'),
         unpack=_unpack(on_nodes, environment, None if is_inside else own),
+        standby=standbys and _lines(standbys, _module(interpreter, standby_modules(spec))),
         ranks=_ranks(
             launch,
             [replaced(word) for word in cluster.container],
-            "python" if own == python else "rank_python",
+            _module(interpreter, rank_modules(spec)),
+            '2>&"$launcher"' if agents else "",
         ),
     )
     return text
+
+
+def _template() -> Template:
+    from jinja2 import Environment as Templates
+    from jinja2 import StrictUndefined
+
+    templates = Templates(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # bash, not HTML: quoted below
+    )
+    return templates.from_string(batch_template().read_text())
 
 
 def rank_python(cluster: ClusterSpec, python: str, environment: Optional[Environment]) -> str:
@@ -126,6 +144,7 @@ def check_values(spec: RunSpec, run_dir: Path) -> None:
                 "beginning with a letter or digit"
             )
     check_cluster(spec.cluster)
+    check_standby(spec)
     path = str(run_dir)
     # sbatch and srun expand `%` in the names of logs, and read `\` as its escape.
     if not path.isprintable() or re.search(r"[%\\:]", path):
@@ -177,11 +196,15 @@ def _unpack(
     return _lines(on_nodes, f'"$python" -m ftslurm.node.unpack {shlex.join(words)}')
 
 
-def _ranks(launch: Sequence[str], container: Sequence[str], interpreter: str) -> str:
-    rank = f'"${interpreter}" -u -m ftslurm.submit.rank "$FTSLURM_RUN_DIR/submit"'
+def _module(interpreter: str, words: Sequence[str]) -> str:
+    return f'"${interpreter}" -u -m {shlex.join(words)}'
+
+
+def _ranks(launch: Sequence[str], container: Sequence[str], module: str, errors: str) -> str:
+    rank = f'{module} "$FTSLURM_RUN_DIR/submit"'
     if not container:
-        return _lines(launch, rank)
-    return _lines([*launch], '"$python" -m ftslurm.node.prefix', container, rank)
+        return _lines(launch, rank, errors)
+    return _lines([*launch], '"$python" -m ftslurm.node.prefix', container, rank, errors)
 
 
 def _lines(*parts: Union[str, Sequence[str]]) -> str:
@@ -199,7 +222,12 @@ def _bash_command(argv: Sequence[str]) -> str:
     return text.strip()
 
 
-_VARIABLES = {LOGS: '"$logs"', NODES: '"$rank_nodes"'}
+_VARIABLES = {
+    LOGS: '"$logs"',
+    NODES: '"$rank_nodes"',
+    COUNT: '"$rank_count"',
+    RANKS: '"$((rank_count * FTSLURM_TASKS_PER_NODE))"',
+}
 
 
 def _bash_word(argument: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ftslurm import faults
@@ -27,6 +26,7 @@ from ftslurm.train.distributed import Groups
 from ftslurm.train.exchange import largest
 from ftslurm.train.persist import Failure, Place, SaveJob, SaveResult, persist, reason_of
 from ftslurm.train.restore import OnEvent, Restored, Restorer
+from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.setbacks import Setbacks
 from ftslurm.train.staging import copy_digests, needed_bytes, own_parts, stage
 from ftslurm.train.state import Snapshot, TrainState
@@ -35,23 +35,6 @@ RETRY_S = 5.0
 """Between two tries of a last save for which there is no space."""
 AGREEMENT_GRACE_S = 2.0
 """How much later than its deadline an emergency save may learn that another rank is late."""
-
-
-@dataclass(frozen=True)
-class SaveFacts:
-    """What a manifest says about the run besides its position."""
-
-    run_id: str
-    world_size: int
-    parallelism: dict[str, int]
-    global_batch_size: int
-    seed: int
-    framework_version: str
-    code_commit: str | None
-    config_digest: str | None
-    image_digest: str | None
-    dataset_snapshot: str | None
-    tokenizer_digest: str | None
 
 
 class Checkpointer:

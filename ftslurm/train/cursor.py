@@ -8,7 +8,7 @@ reading ahead never moves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -76,8 +76,10 @@ class Cursor:
         samples: int = 0,
         *,
         snapshot: str,
+        passed_over: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`snapshot` is the digest of the data that the samples are counted in."""
+        """`snapshot` is the digest of the data that the samples are counted in; `passed_over`:
+        first and last of ranges of batches, counted from 0 and in order, that no step trains."""
         if samples_per_epoch < 1 or global_batch_size < 1 or samples < 0:
             raise UsageError(
                 f"a cursor at sample {samples} over {samples_per_epoch} samples an epoch in "
@@ -88,6 +90,7 @@ class Cursor:
         self.seed = seed
         self.snapshot = snapshot
         self.samples = samples
+        self.passed_over = passed_over
         self.moves = 0
         """How often the place was set by hand; readers that run ahead start anew when it grows."""
 
@@ -102,11 +105,28 @@ class Cursor:
     def batch_indices(self, samples: Optional[int] = None) -> NDArray[np.int64]:
         """The global batch of the step that starts at `samples` consumed; default: the next one."""
         return sample_indices(
-            self.samples if samples is None else samples,
+            self.begin_of(self.samples if samples is None else samples),
             self.global_batch_size,
             samples_per_epoch=self.samples_per_epoch,
             seed=self.seed,
         )
+
+    def begin_of(self, samples: int) -> int:
+        """First sample of the step that is trained after `samples`: batches may lie between that
+        are passed over."""
+        batch, rest = divmod(samples, self.global_batch_size)
+        for first, last in self.passed_over:
+            if first <= batch <= last:
+                batch = last + 1
+        return batch * self.global_batch_size + rest
+
+    def begins(self) -> Iterator[int]:
+        """First samples of the steps from here on, without end. Moves nothing."""
+        samples = self.samples
+        while True:
+            samples = self.begin_of(samples)
+            yield samples
+            samples += self.global_batch_size
 
     def slice_for(self, rank: int, world_size: int) -> tuple[int, int]:
         """(start, stop) of the rank's part of each global batch."""
@@ -114,7 +134,7 @@ class Cursor:
 
     def advance(self) -> None:
         """One more global batch has been trained. Called once a step, and by nobody who reads."""
-        self.samples += self.global_batch_size
+        self.samples = self.begin_of(self.samples) + self.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """The position and all that it is counted in: plain JSON."""

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ftslurm.checkpoint.fence import refuse_superseded
 from ftslurm.files import write_json
 from ftslurm.replay.trace import read_trace
 from ftslurm.run.attempts import FINISHED, STOPPED, Outcome, write_outcome
@@ -54,8 +55,10 @@ def settle(
 ) -> None:
     """Rank 0: say how the attempt ended, after all that is said is durable.
 
-    DONE before the outcome: a kill in between leaves a run that is known to have finished.
+    DONE before the outcome: a kill in between leaves a run that is known to have finished. Once a
+    newer attempt has been claimed this one says nothing: its last step may not be the run's.
     """
+    refuse_superseded(layout, attempt)
     if outcome.result == FINISHED:
         assert parameter_digest is not None, "a run that finished has its digest"
         write_done(

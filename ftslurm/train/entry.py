@@ -34,10 +34,12 @@ from ftslurm.errors import (
     UsageError,
 )
 from ftslurm.run.attempts import FAILED, Outcome, write_outcome
+from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 from ftslurm.run.record import RunRecord
 from ftslurm.run.secret import open_record, without_secrets
 from ftslurm.run.spec_check import check
+from ftslurm.run.stack_dump import write_stacks_on_signal
 
 if TYPE_CHECKING:
     from ftslurm.train.session import Session
@@ -82,6 +84,8 @@ def main() -> None:
         raise SystemExit(RANK_NEVER_RETRY) from None
     stop_flag.install()
     configure_log(env)
+    pulse = Pulse.open(env)
+    write_stacks_on_signal(pulse)
     quick_end = QuickEnd()
     # Exit handlers run in reverse: this one after all that the loop and its libraries add.
     atexit.register(quick_end)
@@ -90,7 +94,7 @@ def main() -> None:
         record = open_record(env.layout)
         check(record.spec)
         prepare_libraries(record)
-        session = open_session(env, record)
+        session = open_session(env, record, pulse)
         load_entry(record.spec.entry)(session)
         session.finish()
     except SystemExit as error:
@@ -99,25 +103,24 @@ def main() -> None:
         if session.is_save_abandoned:
             _end_now(RANK_STOPPED)
         _close()
+        pulse.remove()
         quick_end.code = RANK_STOPPED
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends this rank, on record
         fail(env, session, error)
     _close()
+    pulse.remove()
     quick_end.code = RANK_DONE
 
 
 def prepare_libraries(record: RunRecord) -> None:
     """Settings that torch and its libraries read when they are loaded, then torch's own."""
-    # 1, or the other OpenMP libraries and each worker of a loader would take all cores they see;
-    # torch itself gets its own number below. The run's own word, kept in run.json, goes before.
-    asked = record.spec.cluster.env.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = asked or "1"
+    is_asked = limit_openmp(record)
     import torch
 
     from ftslurm.replay import determinism
 
-    if not asked:
+    if not is_asked:
         torch.set_num_threads(record.spec.cluster.cpus_per_task)
     if record.spec.deterministic:
         determinism.prepare_environment(os.environ)
@@ -126,14 +129,26 @@ def prepare_libraries(record: RunRecord) -> None:
     determinism.seed_all(record.spec.seed, stream="build")
 
 
-def open_session(env: RankEnvironment, record: RunRecord) -> Session:
+def limit_openmp(record: RunRecord) -> bool:
+    """Before torch is loaded; whether the run has its own word, kept in run.json, on threads."""
+    # 1, or the other OpenMP libraries and each worker of a loader would take all cores they see;
+    # torch itself gets its own number.
+    asked = record.spec.cluster.env.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = asked or "1"
+    return bool(asked)
+
+
+def open_session(env: RankEnvironment, record: RunRecord, pulse: Pulse) -> Session:
     """Meet the other ranks. Collective."""
+    from ftslurm.train.beats import prepare_nccl
     from ftslurm.train.distributed import open_groups
     from ftslurm.train.session import Session
 
+    pulse.measure_over(record.spec.recovery.straggler_window_steps)
+    prepare_nccl(os.environ, env, pulse)
     groups = open_groups(env, record.spec, run_id=record.run_id)
     log.info("rank %d of %d on %s, %s", env.rank, env.world_size, env.node, groups.device)
-    return Session(env, record, groups, stop_flag)
+    return Session(env, record, groups, stop_flag, pulse=pulse)
 
 
 def load_entry(dotted: str) -> Callable[[Any], None]:

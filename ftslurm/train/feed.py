@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from ftslurm.errors import DataError
+from ftslurm.run.rank import RankEnvironment
 from ftslurm.run.record import RunRecord
+from ftslurm.run.skipped import read_skips, skipped_batches
 from ftslurm.train.cursor import Cursor
 from ftslurm.train.loader import GlobalBatches
 from ftslurm.train.token_store import TokenStore
 
 
 def open_feed(
-    store: TokenStore, record: RunRecord, *, held_out: int, rank: int, world_size: int
+    store: TokenStore, record: RunRecord, env: RankEnvironment, *, held_out: int
 ) -> tuple[Cursor, GlobalBatches]:
-    """The cursor over all of `store` but its last `held_out` sequences, and what follows it."""
+    """The cursor over all of `store` but its last `held_out` sequences and what the run passes
+    over, and the batches that follow it."""
     if record.dataset_snapshot is not None and store.snapshot != record.dataset_snapshot:
         raise DataError(
             f"`{store.path}` has snapshot {store.snapshot}, the run was submitted with "
@@ -25,13 +28,17 @@ def open_feed(
         )
     spec = record.spec
     cursor = Cursor(
-        len(store) - held_out, spec.optim.global_batch_size, spec.seed, snapshot=store.snapshot
+        len(store) - held_out,
+        spec.optim.global_batch_size,
+        spec.seed,
+        snapshot=store.snapshot,
+        passed_over=skipped_batches(read_skips(env.layout)),
     )
     batches = GlobalBatches(
         store,
         cursor,
-        rank=rank,
-        world_size=world_size,
+        rank=env.rank,
+        world_size=env.world_size,
         micro_batch_size=spec.optim.micro_batch_size,
         num_workers=spec.data.num_workers,
     )

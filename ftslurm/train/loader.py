@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import itertools
 import multiprocessing
 import os
 import signal
@@ -89,7 +88,7 @@ class GlobalBatches:
         loader = DataLoader(
             _StepReader(self._store, self._cursor, self.plan),
             batch_size=None,
-            sampler=itertools.count(self._cursor.samples, self._cursor.global_batch_size),
+            sampler=self._cursor.begins(),
             num_workers=self._num_workers,
             # Arrays go through the pipe as they are: no /dev/shm, which is 64 MiB in a container.
             collate_fn=_as_is,

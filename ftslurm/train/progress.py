@@ -47,6 +47,7 @@ class Recorder:
         self._progress = Progress(step=0, steps=steps)
         self._step_began = self._written = clock()
         self._tokens_written = 0
+        self._has_trained = False
         self._failed_writes: Counter[str] = Counter()
         self._unwritten: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=MAX_KEPT_EVENTS)
         self._journal = threading.Lock()
@@ -80,6 +81,9 @@ class Recorder:
             step=step, loss=loss, samples=samples, tokens=tokens, seconds=seconds, values=values
         )
         self._try("trace", lambda: self._trace.append(row))
+        if not self._has_trained:
+            self._has_trained = True
+            self.event("first_step", {"step": step})
         self._progress = dataclasses.replace(
             self._progress,
             step=step,

@@ -65,7 +65,8 @@ def train(session: Session) -> None:
         if parts.scaler.is_enabled():
             values["loss_scale"] = parts.scaler.get_scale()
         if spec.eval_interval_steps and (step + 1) % spec.eval_interval_steps == 0:
-            values["eval_loss"] = evaluate(session, parts)
+            with session.evaluating():
+                values["eval_loss"] = evaluate(session, parts)
         session.end_step(loss=update.loss, tokens=update.tokens, values=values)
 
 

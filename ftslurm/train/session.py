@@ -8,6 +8,7 @@ the moment when n steps have been applied. Collective calls are marked; every ra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,18 +25,23 @@ from ftslurm.errors import RANK_STOPPED, CheckpointError, UsageError
 from ftslurm.replay.determinism import parameter_digest, seed_all
 from ftslurm.run.attempts import FINISHED, Outcome, read_attempt
 from ftslurm.run.control import control_files
+from ftslurm.run.heartbeat import EVALUATING, LEAVING, PHASES, RESTORING, SAVING, STARTING
+from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment, StopFlag
 from ftslurm.run.record import RunRecord
 from ftslurm.train import parallel
-from ftslurm.train.checkpointer import Checkpointer, SaveFacts
+from ftslurm.train.beats import watch_backward, watch_collectives
+from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.cursor import Cursor
 from ftslurm.train.distributed import Groups
 from ftslurm.train.ending import LAST_BARRIER_S, leave_together, settle, stopped
 from ftslurm.train.feed import open_feed
 from ftslurm.train.loader import GlobalBatches, MicroBatch
+from ftslurm.train.numeric import LossWatch
 from ftslurm.train.orders import Orders
 from ftslurm.train.progress import Recorder
 from ftslurm.train.same_code import check_same_code
+from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
 from ftslurm.train.stop import Agreement, Speaker, Word, save_is_due, start_maximum
 from ftslurm.train.token_store import TokenStore
@@ -58,6 +64,7 @@ class Session:
         groups: Groups,
         flag: StopFlag,
         *,
+        pulse: Pulse | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = groups.rank
@@ -82,6 +89,9 @@ class Session:
         self._groups = groups
         self._flag = flag
         self._clock = clock
+        self._pulse = pulse or Pulse.unseen()
+        watch_collectives(self._pulse, left_out=groups.checkpoint)
+        self._losses = LossWatch(self.spec.recovery)
         self._speaker = Speaker(
             flag,
             is_first=self.rank == 0,
@@ -103,7 +113,7 @@ class Session:
         self._recorder = _open_recorder(env, record) if self.rank == 0 else None
         files = control_files(env.layout, record)
         self._orders = Orders(files, self._event) if self.rank == 0 else None
-        self._enter("starting")
+        self._enter(STARTING)
 
     @property
     def should_stop(self) -> bool:
@@ -119,7 +129,8 @@ class Session:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """`model` on this rank's device, spread as `spec.parallel.strategy` says. Collective."""
-        return parallel.wrap(model, strategy=self.spec.parallel.strategy, groups=self._groups)
+        model = parallel.wrap(model, strategy=self.spec.parallel.strategy, groups=self._groups)
+        return watch_backward(self._pulse, model)
 
     def register(
         self,
@@ -144,9 +155,8 @@ class Session:
         """
         if self._checkpointer is not None:
             raise UsageError("session.batches came after session.restore; call it before")
-        self._cursor, self._batches = open_feed(
-            store, self._record, held_out=held_out, rank=self.rank, world_size=self.world_size
-        )
+        feed = open_feed(store, self._record, self._env, held_out=held_out)
+        self._cursor, self._batches = feed
         self._extra["cursor"] = self._cursor
         return iter(self._batches)
 
@@ -158,7 +168,7 @@ class Session:
         """
         if self._state is None or self._model is None:
             raise UsageError("session.restore came before session.register; call it after")
-        self._enter("restoring")
+        self._enter(RESTORING)
         self.is_restoring = True
         if parallel.needs_warm_up(self._model):
             if warm_up is None:
@@ -182,6 +192,7 @@ class Session:
         self._speaker.saved()
         # A flag set while importing, warming up or restoring takes effect after one step.
         self._agreement.at_boundary(self._word())
+        self._pulse.restored(self.step)
         if self._recorder is not None:
             restored_step = None if restored is None else restored.step
             self._recorder.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)
@@ -191,12 +202,18 @@ class Session:
         self._require_checkpointer()
         while self.step < self.spec.steps:
             before = self.step
+            self._pulse.step_begins()
             faults.point("step", rank=self.rank, step=before, attempt=self._env.attempt)
             yield before
             if self.step == before:
                 raise UsageError(
                     "the loop came round without session.end_step; call it once in each step"
                 )
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Around an evaluation in the midst of training, on every rank: it is no part of the step,
+        and its length no sign of a hang."""
+        return self._pulse.aside(EVALUATING)
 
     def end_step(
         self, *, loss: float, tokens: int = 0, values: Mapping[str, float] | None = None
@@ -223,8 +240,10 @@ class Session:
                 committed_step=checkpointer.committed_step,
                 failed_saves=checkpointer.failed_saves,
             )
+        self._losses.check(self.step, loss)
         boundary_before, self._boundary_at = self._boundary_at, self._clock()
         agreed = self._agreement.at_boundary(self._word())
+        self._pulse.step_ended(self.step)
         checkpointer.poll()
         if self.step >= self.spec.steps:
             return  # finish() saves; a stop asked for now has nothing left to stop
@@ -236,9 +255,12 @@ class Session:
             interval_steps=self.spec.checkpoint.interval_steps,
             asked=agreed.saves,
             saved_step=self._saved_step,
-        ) and checkpointer.save(self.step, self._position()):
-            self._saved_step = self.step
-            self._speaker.saved()
+        ):
+            with self._pulse.aside(SAVING):
+                has_begun = checkpointer.save(self.step, self._position())
+            if has_begun:
+                self._saved_step = self.step
+                self._speaker.saved()
 
     def finish(self) -> None:
         """The loop has returned: save, settle the outcome, write DONE. Collective."""
@@ -247,7 +269,7 @@ class Session:
         self._agreement.drain()
         if self.step < self.spec.steps:
             self.log.info("the loop ended itself at step %d of %d", self.step, self.spec.steps)
-        self._enter("saving", step=self.step)
+        self._enter(SAVING, step=self.step)
         if not checkpointer.emergency_save(
             self.step, self._position(), deadline_s=FINAL_SAVE_DEADLINE_S
         ):
@@ -279,7 +301,7 @@ class Session:
         an operator waits for the save."""
         checkpointer = self._require_checkpointer()
         self._agreement.drain()
-        self._enter("saving")
+        self._enter(SAVING)
         if agreed.stop_signal:
             self._event("signal", {"signal": agreed.stop_signal_name, "step": self.step})
         self.log.warning("stopping at step %d on %s", self.step, agreed.asked_by)
@@ -320,30 +342,17 @@ class Session:
 
     def _leave(self, *, timeout_s: float = LAST_BARRIER_S) -> None:
         """End the loader's workers, then wait for all ranks, within limits."""
+        self._pulse.phase(LEAVING)
         until = self._clock() + timeout_s
         if self._batches is not None:
             self._batches.close(timeout_s=min(CLOSE_LOADER_S, timeout_s))
         leave_together(self._groups.control, timeout_s=max(1.0, until - self._clock()))
 
     def _open_checkpointer(self, state: TrainState) -> Checkpointer:
-        record = self._record
-        facts = SaveFacts(
-            run_id=record.run_id,
-            world_size=self.world_size,
-            parallelism={"dp": self.world_size, "tp": 1, "pp": 1, "cp": 1, "ep": 1},
-            global_batch_size=self.spec.optim.global_batch_size,
-            seed=self.spec.seed,
-            framework_version=torch.__version__,
-            code_commit=record.code_commit,
-            config_digest=record.config_digest,
-            image_digest=record.image_digest,
-            dataset_snapshot=record.dataset_snapshot,
-            tokenizer_digest=record.tokenizer_digest,
-        )
         return Checkpointer(
             layout=self._env.layout,
             spec=self.spec.checkpoint,
-            facts=facts,
+            facts=SaveFacts.of(self._record, world_size=self.world_size),
             groups=self._groups,
             state=state,
             attempt=self._env.attempt,
@@ -365,6 +374,8 @@ class Session:
         return {"epoch": 0, "samples": samples, "tokens": self._tokens}
 
     def _enter(self, phase: str, **changes: object) -> None:
+        if phase in PHASES:
+            self._pulse.phase(phase)
         if self._recorder is not None:
             self._recorder.enter(phase, **changes)
 

@@ -293,6 +293,12 @@ def _add_up(up: argparse.ArgumentParser) -> None:
         help="bindfs: nodes see FOLDER/home through a client that remembers names and sizes for "
         f"{shared_fs.CACHE_S} s (default none)",
     )
+    up.add_argument(
+        "--memory-cgroup",
+        type=_on_off,
+        metavar="on|off",
+        help="jobs ask for memory and are killed above it; needs cgroup v1 (default off)",
+    )
     up.set_defaults(verb_function=_up)
 
 
@@ -311,6 +317,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kill-wait-s", type=_seconds, metavar="N", help="KillWait: TERM to KILL (default 5)"
+    )
+    parser.add_argument(
+        "--slurmd-timeout-s",
+        type=_seconds,
+        metavar="N",
+        help="SlurmdTimeout: silence after which a node is down (default 20)",
     )
     for name, text in (
         ("job-requeue", "JobRequeue: jobs that ask for nothing may be requeued (default on)"),

@@ -38,6 +38,9 @@ class Settings:
     """Preemption sends the job's own `--signal` first, in place of TERM."""
     grace_s: int = 15
     kill_wait_s: int = 5
+    slurmd_timeout_s: int = 20
+    """After how long a silent node is down. 15 takes healthy neighbours down with the lost node
+    (seen on 24.11); sites have 300 and more."""
     job_requeue: bool = True
     """A job that says nothing may be queued again; off: only one that says --requeue."""
     strip_requeue: bool = False
@@ -49,6 +52,8 @@ class Settings:
     requeue_delay_s: int = REQUEUE_DELAY_S
     shared_fs: str = "none"
     """none | bindfs: how nodes see FOLDER/home, see shared_fs.py. As long as the cluster is up."""
+    memory_cgroup: bool = False
+    """Jobs ask for memory, and the kernel kills what takes more. As long as the cluster is up."""
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -109,8 +114,11 @@ def render_slurm_conf(identity: Identity, settings: Settings, version: tuple[int
         folder=identity.folder,
         nodes=settings.nodes,
         kill_wait_s=settings.kill_wait_s,
+        slurmd_timeout_s=settings.slurmd_timeout_s,
         grace_s=settings.grace_s,
         job_requeue=int(settings.job_requeue),
+        task_plugin="task/cgroup" if settings.memory_cgroup else "task/none",
+        consumable="CR_Core_Memory" if settings.memory_cgroup else "CR_Core",
         parameters="\n".join(
             f"{key}={','.join(words)}" for key, words in parameters(settings, version).items()
         ),

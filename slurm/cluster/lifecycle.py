@@ -220,6 +220,7 @@ def _write_configuration(identity: Identity, record: Record, *, database_passwor
         "mariadb.cnf": config.render_mariadb_cnf(identity),
         "hosts": config.render_hosts(identity, record.settings, login_host=socket.gethostname()),
         "job_submit.lua": config.read_template("job_submit.lua"),
+        "cgroup.conf": config.read_template("cgroup.conf"),
     }
     for name, text in texts.items():
         (identity.config_folder / name).write_text(text, encoding="utf-8")
@@ -239,6 +240,8 @@ def _undoing(identity: Identity, record: Record) -> Iterator[Callable[[], None]]
     processes += record.daemons.values()
     if record.boot_id == read_boot_id():
         yield lambda: end_processes(processes)
+    if record.settings.memory_cgroup:
+        yield lambda: nodes.remove_cgroups(node_names(record.settings.nodes))
     yield lambda: users.remove_users(identity)
     yield lambda: network.remove_links(identity, node_names(record.settings.nodes))
     yield lambda: network.remove_bridge(identity)

@@ -67,12 +67,14 @@ def read_effective(record: Record) -> dict[str, Any]:
         "send_user_signal": word in _words(shown, key),
         "grace_s": int(_field(low, r"GraceTime=(\d+)")),
         "kill_wait_s": int(_field(shown, r"^KillWait\s*=\s*(\d+) sec")),
+        "slurmd_timeout_s": int(_field(shown, r"^SlurmdTimeout\s*=\s*(\d+) sec")),
         "job_requeue": _field(shown, r"^JobRequeue\s*=\s*(\d)") == "1",
         "strip_requeue": "lua" in _words(shown, "JobSubmitPlugins"),
         "scontrol": record.settings.scontrol,
         "expedited_requeue": "enable_expedited_requeue" in _words(shown, "SlurmctldParameters"),
         "requeue_delay_s": int(delay[1]) if delay else config.REQUEUE_DELAY_S,
         "shared_fs": record.settings.shared_fs,
+        "memory_cgroup": record.settings.memory_cgroup,
     }
 
 

@@ -6,6 +6,7 @@ its mounts and its network end with it. What it wrote to its own disk folder sta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -32,6 +33,7 @@ from record import Record
 INIT = Path(__file__).resolve().parent / "node_init.py"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child")
 REGISTER_TIMEOUT_S = 30
+MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def make_node_folder(identity: Identity, node: str) -> None:
@@ -84,6 +86,14 @@ def kill_node(record: Record, node: str) -> None:
     if not is_on(record, node):
         raise ClusterError(f"node `{node}` is already off")
     end_processes(record.nodes[node])
+
+
+def remove_cgroups(nodes: list[str]) -> None:
+    """What slurmd leaves of its tree, one a node; nothing of a node that is on."""
+    for node in nodes:
+        for folder, _, _ in os.walk(MEMORY_CGROUPS / f"slurm_{node}", topdown=False):
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
 
 
 def is_on(record: Record, node: str) -> bool:

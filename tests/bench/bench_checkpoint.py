@@ -19,8 +19,9 @@ from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.run.attempts import AdoptedStep
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
-from ftslurm.train.checkpointer import Checkpointer, SaveFacts
+from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.distributed import Groups
+from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
 
 # The comparison is with one process on purpose.

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ DEFAULT_SETTINGS = {
     "send_user_signal": False,
     "grace_s": 15,
     "kill_wait_s": 5,
+    "slurmd_timeout_s": 20,
     "job_requeue": True,
     "strip_requeue": False,
     "scontrol": True,
@@ -291,24 +292,29 @@ class Lab:
     def reset(self) -> list[str]:
         """Bring the cluster back to how a test may expect it; what had to be repaired."""
         repaired = []
-        if self.queue():
-            self.cancel_all()
-            repaired.append("jobs were left")
         if self.settings != DEFAULT_SETTINGS:
             self.change_settings(**DEFAULT_SETTINGS)
             repaired.append("settings were changed")
+        # A job does not end before all of its nodes say so.
+        repaired += [f"node {node} was {how}" for node, how in self._switch_on_nodes()]
+        if self.queue():
+            self.cancel_all()
+            repaired.append("jobs were left")
         if set(self.node_states().values()) != {"idle"}:
             repaired.append(f"nodes were {self.node_states()}")
             self._repair_nodes()
         return repaired
 
-    def _repair_nodes(self) -> None:
+    def _switch_on_nodes(self) -> Iterator[tuple[str, str]]:
         for node in self.status()["nodes"]:
             if not node["on"]:
                 self.start(node["name"])
+                yield node["name"], "off"
             elif not node["linked"]:
                 self.join(node["name"])
+                yield node["name"], "cut"
 
+    def _repair_nodes(self) -> None:
         def all_idle() -> Optional[bool]:
             states = self.node_states()
             for node, state in states.items():

@@ -15,7 +15,7 @@ from ftslurm.run.spec import RunSpec, to_dict
 OWN = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
-def make_run(folder, continue_by="resubmit", *, program=()):
+def make_run(folder, continue_by="resubmit", *, program=(), spec=None):
     """A run whose first job, 12, is queued."""
     layout = RunLayout(folder)
     layout.submit.mkdir()
@@ -26,7 +26,7 @@ def make_run(folder, continue_by="resubmit", *, program=()):
         "scheduler": "slurm",
         "site": SITE.to_dict(),
         "continue_by": continue_by,
-        "spec": to_dict(RunSpec(program=list(program))),
+        "spec": to_dict(spec or RunSpec(program=list(program))),
     }
     write_json(layout.run_json, record)
     singleton = "--dependency=singleton " if continue_by == "resubmit" else ""

@@ -25,6 +25,7 @@ def overrides(*, steps, interval, step_s, more=()):
         f"steps={steps}",
         f"checkpoint.interval_steps={interval}",
         f"+user.step_s={step_s}",
+        "recovery.backoff_s=0",
         *more,
     ]
 

@@ -3,7 +3,8 @@
 Selected by `entry: rank:tests.fakes.rank:main`. It trains a few KB of integers: each step mixes in
 the sum over all ranks, so one step trained twice, left out or restored wrongly changes every number
 after it. Checkpoints, trace, progress, outcome, events and DONE are the real ones; an operator's
-orders are obeyed. `spec.user`: `step_s` is the time a step takes.
+orders are obeyed. It beats. `spec.user`: `step_s` is the time a step takes, `faults` a plan as in
+FTSLURM_FAULTS, `skip: {rank, step, attempt}` has a rank leave out the exchange of a step.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import sys
 import time
 
 from ftslurm import faults
+from ftslurm.checkpoint.fence import refuse_superseded
 from ftslurm.checkpoint.records import IndexEntry, Manifest, Parent
 from ftslurm.checkpoint.shard import TensorData, read_index, read_tensor, write_shard
 from ftslurm.checkpoint.store import CheckpointStore
@@ -39,8 +41,10 @@ from ftslurm.run.attempts import (
     write_progress,
 )
 from ftslurm.run.control import LEAVING, SAVE, ControlFiles, of_strength, strength
+from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 from ftslurm.run.spec import from_dict
+from ftslurm.run.stack_dump import write_stacks_on_signal
 
 NUM_VALUES = 256
 MASK = 2**64 - 1
@@ -53,26 +57,33 @@ class PeerLost(RunError):
 
 
 class Peers:
-    """A star over TCP: every exchange is an all-gather of one JSON value, hence a barrier too."""
+    """A star over TCP: every exchange is an all-gather of one JSON value, hence a barrier too.
 
-    def __init__(self, env):
+    What two ranks exchange has to have the same name, as gloo and NCCL go by order and shape: a
+    rank that leaves out an exchange waits for ever in the next, and the others wait for it.
+    """
+
+    def __init__(self, env, pulse):
         self.rank, self.world_size = env.rank, env.world_size
         self._streams = {}
+        self._early = {}
+        self._pulse = pulse
         if self.rank == 0:
             self._host(env.master_port)
         else:
             self._streams[0] = self._reach(env.master_addr, env.master_port)
             self._send(0, self.rank)
 
-    def exchange(self, value):
+    def exchange(self, value, name="exchange"):
         """Values of all ranks, in order of rank, on all ranks."""
-        if self.rank:
-            self._send(0, value)
-            return self._receive(0)
-        values = [value, *(self._receive(rank) for rank in range(1, self.world_size))]
-        for rank in range(1, self.world_size):
-            self._send(rank, values)
-        return values
+        with self._pulse.collective(name):
+            if self.rank:
+                self._send(0, [name, value])
+                return self._receive(0, name)
+            others = [self._receive(rank, name) for rank in range(1, self.world_size)]
+            for rank in range(1, self.world_size):
+                self._send(rank, [name, [value, *others]])
+            return [value, *others]
 
     def _host(self, port):
         with socket.create_server(("", port), backlog=self.world_size) as server:
@@ -102,23 +113,30 @@ class Peers:
         except OSError as error:
             raise PeerLost(f"rank {self.rank} lost rank {rank} ({error})") from None
 
-    def _receive(self, rank):
-        try:
-            line = self._streams[rank].readline()
-        except OSError as error:
-            raise PeerLost(f"rank {self.rank} lost rank {rank} ({error})") from None
-        if not line.endswith(b"\n"):
-            raise PeerLost(f"rank {self.rank} lost rank {rank}")
-        return json.loads(line)
+    def _receive(self, rank, name):
+        while (rank, name) not in self._early:
+            try:
+                line = self._streams[rank].readline()
+            except OSError as error:
+                raise PeerLost(f"rank {self.rank} lost rank {rank} ({error})") from None
+            if not line.endswith(b"\n"):
+                raise PeerLost(f"rank {self.rank} lost rank {rank}")
+            sent, value = json.loads(line)
+            self._early[rank, sent] = value
+        return self._early.pop((rank, name))
 
 
 class FakeTraining:
-    def __init__(self, env):
+    def __init__(self, env, pulse=None):
         self.env = env
+        self.pulse = pulse = pulse or Pulse.unseen()
         self.record = read_json(env.layout.run_json)
         self.spec = from_dict(self.record["spec"])
+        if "faults" in self.spec.user:
+            os.environ[faults.ENVIRONMENT] = self.spec.user["faults"]
+        pulse.measure_over(self.spec.recovery.straggler_window_steps)
         self.store = CheckpointStore(env.layout)
-        self.peers = Peers(env)
+        self.peers = Peers(env, pulse)
         self.step = 0
         self.values = [(env.rank * 1_000_003 + i * 7919 + self.spec.seed) & MASK for i in
                        range(NUM_VALUES)]  # fmt: skip
@@ -130,8 +148,10 @@ class FakeTraining:
 
     def run(self):
         self.event("ranks_started")
+        self.pulse.phase("restoring")
         self.restore()
         faults.point("restored", **self.facts())
+        self.pulse.restored(self.step)
         self.progress("training")
         while self.step < self.spec.steps:
             stop_signal, order = self.train_one_step()
@@ -148,34 +168,44 @@ class FakeTraining:
     def train_one_step(self):
         """The number of a stop signal that any rank has seen, else 0, and the order that rank 0 has
         found; the same on all ranks."""
+        self.pulse.step_begins()
         faults.point("step", rank=self.env.rank, step=self.step, attempt=self.env.attempt)
         time.sleep(float(self.spec.user.get("step_s", 0.02)))
+        if self.spec.user.get("skip") == self.facts():
+            self.step += 1
+            return 0, None
         order = strength(self.control.read()) if self.env.rank == 0 else 0
-        words = self.peers.exchange([sum(self.values) & MASK, stop_flag.signal_number, order])
+        own = [sum(self.values) & MASK, stop_flag.signal_number, order]
+        words = self.peers.exchange(own, f"step {self.step}")
         mix = sum(word[0] for word in words) & MASK
         self.values = [
             (value * 6364136223846793005 + mix + self.step + i) & MASK
             for i, value in enumerate(self.values)
         ]
         self.step += 1
+        self.pulse.step_ended(self.step)
         if self.trace:
             samples = self.step * self.spec.optim.global_batch_size
             self.trace.append(TraceRow(self.step, mix / 2**64, samples, samples, 0.0))
+            if self.step == (self.restored_step or 0) + 1:
+                self.event("first_step", step=self.step)
             self.progress("training", loss=mix / 2**64)
         return max(word[1] for word in words), of_strength(words[0][2])
 
     def save(self):
         if self.committed is not None and self.committed.step == self.step:
             return
-        temporary = None
-        if self.env.rank == 0:
-            temporary = str(self.store.create_temporary(self.step, self.env.attempt))
-        folder = type(self.env.run_dir)(self.peers.exchange(temporary)[0])
-        faults.point("staged", **self.facts())
-        entries = self.peers.exchange(self.write(folder))
-        if self.env.rank == 0:
-            self.publish(folder, [IndexEntry(**item) for item in entries])
-        self.committed = Parent(**self.peers.exchange(self.committed and vars(self.committed))[0])
+        with self.pulse.aside("saving"):
+            temporary = None
+            if self.env.rank == 0:
+                temporary = str(self.store.create_temporary(self.step, self.env.attempt))
+            folder = type(self.env.run_dir)(self.peers.exchange(temporary)[0])
+            faults.point("staged", **self.facts())
+            entries = self.peers.exchange(self.write(folder))
+            if self.env.rank == 0:
+                self.publish(folder, [IndexEntry(**item) for item in entries])
+            parent = self.peers.exchange(self.committed and vars(self.committed))[0]
+            self.committed = Parent(**parent)
 
     def write(self, folder):
         """This rank's part of a step; its entry in the manifest."""
@@ -300,8 +330,10 @@ class FakeTraining:
         return RANK_DONE
 
     def settle(self, result, signal=None, order=None):
+        self.pulse.phase("leaving")
         if self.env.rank == 0:
             self.trace.close()
+            refuse_superseded(self.env.layout, self.env.attempt)
             committed = self.committed.step if self.committed else None
             outcome = Outcome(result, self.step, committed, signal, order, written_at=time.time())
             write_outcome(self.env.attempt_layout, outcome)
@@ -335,14 +367,17 @@ class FakeTraining:
 def main():
     stop_flag.install()
     env = RankEnvironment.read()
+    pulse = Pulse.open(env)
+    write_stacks_on_signal(pulse)
     training = None
     try:
-        training = FakeTraining(env)
+        training = FakeTraining(env, pulse)
         code = training.run()
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends this rank, on record
         write_rank_error(env, error, step=training.step if training else None)
         print(f"rank {env.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(RANK_NEVER_RETRY if isinstance(error, CheckpointError) else RANK_FAILED)
+    pulse.remove()
     return code
 
 

@@ -20,12 +20,14 @@ class Slurm:
         self.gone, self.ended = set(), {}
         self.lost_in = ()
         self.ids = itertools.count(13)
+        self.given = ["n1", "n2"]
+        self.serving, self.excluded, self.keeps_list = None, {}, True
 
     def own_job_id(self, environ):
         return environ["SLURM_JOB_ID"]
 
     def nodes(self, environ):
-        return ["n1", "n2"]
+        return self.given
 
     def master_address(self, nodes):
         return nodes[0]
@@ -36,7 +38,7 @@ class Slurm:
     def controller_alive(self):
         return True
 
-    def requeue(self, job_id, *, restart_count, hold):
+    def requeue(self, job_id, *, restart_count, hold=False):
         self.done.append("requeuehold" if hold else "requeue")
         if isinstance(self.requeues, Exception):
             raise self.requeues
@@ -63,6 +65,17 @@ class Slurm:
             raise SchedulerError("squeue gave no answer")
         return [QueuedJob(job_id, after) for job_id, after in self.queue.items()]
 
+    def serving_nodes(self, partition, features):
+        return self.serving
+
+    def excluded_nodes(self, job_id):
+        return self.excluded.get(job_id, [])
+
+    def exclude_nodes(self, job_id, nodes):
+        self.done.append(f"exclude {job_id} {','.join(nodes)}")
+        if self.keeps_list:
+            self.excluded[job_id] = list(nodes)
+
     def hold(self, job_id):
         self.done.append(f"hold {job_id}")
 
@@ -75,10 +88,12 @@ class Slurm:
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, (RefusedError,)):
             raise answer
-        (after,) = [word for word in arguments if word.startswith("--dependency=")][-1:]
+        after = [word for word in arguments if word.startswith("--dependency=")][-1:]
+        excluded = [word for word in arguments if word.startswith("--exclude=")]
         job_id = str(next(self.ids))
-        self.queue[job_id] = f"{after.partition('=')[2]}(unfulfilled)"
-        self.done.append(f"sbatch {after}")
+        self.queue[job_id] = "".join(f"{word.partition('=')[2]}(unfulfilled)" for word in after)
+        self.excluded[job_id] = [n for word in excluded for n in word[10:].split(",")]
+        self.done.append(" ".join(["sbatch", *after, *excluded]))
         if answer is not None:
             raise answer
         return job_id

@@ -28,10 +28,11 @@ from ftslurm.checkpoint import reading
 from ftslurm.errors import CheckpointError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
-from ftslurm.train.checkpointer import Checkpointer, SaveFacts
+from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.distributed import Groups
 from ftslurm.train.restore import StorageError
 from ftslurm.train.rng import seed_generators
+from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
 
 RANK, WORLD_SIZE = 0, 1

@@ -15,9 +15,10 @@ from ftslurm.run.attempts import AdoptedStep
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
 from ftslurm.train.arena import Arena
-from ftslurm.train.checkpointer import Checkpointer, SaveFacts
+from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.distributed import Groups
 from ftslurm.train.leaves import StateMismatch
+from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
 
 pytestmark = pytest.mark.torch

@@ -47,9 +47,10 @@ def test_a_full_disk_costs_the_account_and_not_the_training(
         assert caplog.text.count(f"the {kind} misses") == 1, caplog.text
     account(3)
     recorder.close()
-    assert "failed_writes {'progress': 2, 'journal': 3, 'trace': 2}" in caplog.text
+    assert "failed_writes {'progress': 2, 'journal': 4, 'trace': 2}" in caplog.text
     kept = read_events(layout.attempt(1))
-    assert [event["step"] for event in kept] == [1, 2, 3]
+    assert [event["step"] for event in kept if event["kind"] == "committed"] == [1, 2, 3]
+    assert [event["step"] for event in kept if event["kind"] == "first_step"] == [1]
     assert [event["at"] for event in kept] == sorted({event["at"] for event in kept})
     assert list(read_trace(layout)) == [3]
     assert read_progress(layout.attempt(1)) is not None

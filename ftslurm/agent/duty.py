@@ -1,0 +1,182 @@
+"""What an agent does on its own node: look at the ranks' beats, end them, take their stacks.
+
+Everything here may block and is called in a thread, but `look`, which reads memory. Nothing here
+writes to shared storage or decides anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from ftslurm.agent.ask import exchange
+from ftslurm.agent.processes import GRACE_S, end, launchers_of, ranks_of
+from ftslurm.agent.silence import ANSWERS, NOTHING, REFUSES
+from ftslurm.agent.wire import Message, WireError
+from ftslurm.files import write_atomic
+from ftslurm.run.heartbeat import RankView, beats_folder, read_views
+from ftslurm.scheduler.process import ProcessName
+
+PROBE_S = 3.0
+CLEAR_GRACE_S = 2.0
+"""A leftover has been asked to leave before."""
+LAUNCHER_S = 0.5
+"""After the last rank is gone, their srun should end by itself; with a dead node in the step it
+does not (a minute and more seen), and takes a TERM for a reason to wait KillWait + 2 s."""
+
+DEADLINE = "deadline"
+"""File in the ranks' folder: UTC seconds at which the job is ended."""
+
+
+class Duty:
+    """This node's."""
+
+    def __init__(self, run_dir: Path, node: str, key: bytes, environ: Mapping[str, str]) -> None:
+        self.node = node
+        self._run_dir, self._key, self._environ = run_dir, key, environ
+
+    def look(self, attempt: int) -> list[RankView]:
+        folder = beats_folder(self._environ, attempt)
+        return [] if folder is None or attempt < 1 else read_views(folder, self.node)
+
+    def carry_out(self, order: Message) -> dict[str, Any]:
+        """Do what the leader says; what it is told of it."""
+        attempt = int(order.get("attempt", 0))
+        what = order["do"]
+        if what == "end":
+            return {"left": self._end(attempt, order.get("grace_s", GRACE_S))}
+        if what == "clear":
+            return {"left": self._clear(attempt)}
+        if what == "stacks":
+            return {"stacks": self._stacks(attempt)}
+        if what == "collect":
+            return {"collected": self._collect(float(order["for_s"]))}
+        if what == "leave":
+            return {"asked": self._ask_to_leave(attempt)}
+        if what == "deadline":
+            return {"written": self._hand_deadline(attempt, float(order["at"]))}
+        if what == "probe":
+            return {"seen": self.probe(order["host"], order["port"])}
+        return {}
+
+    def end_launcher(self, attempt: int) -> list[int]:
+        """The ranks of this node are gone: so is their srun, or it is ended. Those left."""
+        deadline = time.monotonic() + LAUNCHER_S
+        while launchers_of(self._run_dir, self.node, attempt) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        left = end(lambda: launchers_of(self._run_dir, self.node, attempt), grace_s=0.0)
+        return sorted(name.pid for name in left)
+
+    def probe(self, host: str, port: int) -> str:
+        """Whether another agent is reached from here."""
+        try:
+            exchange(host, port, self._key, {"t": "probe"}, PROBE_S)
+        except ConnectionRefusedError:
+            return REFUSES
+        except (OSError, WireError):
+            return NOTHING
+        return ANSWERS
+
+    def _end(self, attempt: int, grace_s: float) -> list[int]:
+        left = end(lambda: self._ranks(attempt), grace_s=grace_s)
+        return sorted(name.pid for name in left)
+
+    def _clear(self, attempt: int) -> list[int]:
+        """No process of `attempt` or of an older one is left on this node; those that are."""
+
+        def leftovers() -> set[ProcessName]:
+            views = self.look(attempt)
+            return ranks_of(self._run_dir, self.node, attempt, views, older=True)
+
+        left = end(leftovers, grace_s=CLEAR_GRACE_S)
+        self._forget_beats(attempt)
+        return sorted(name.pid for name in left)
+
+    def _forget_beats(self, attempt: int) -> None:
+        """Memory of attempts before this one is given back."""
+        folder = beats_folder(self._environ, attempt)
+        if folder is None or not folder.parent.is_dir():
+            return
+        for older in folder.parent.glob("attempt-*"):
+            if older.name < folder.name:
+                shutil.rmtree(older, ignore_errors=True)
+
+    def _ranks(self, attempt: int) -> set[ProcessName]:
+        return ranks_of(self._run_dir, self.node, attempt, self.look(attempt))
+
+    def _ask_to_leave(self, attempt: int) -> int:
+        """The stop signal, to the ranks themselves: they save at a boundary and leave."""
+        names = [ProcessName(view.pid, view.start_ticks) for view in self.look(attempt)]
+        return sum(name.send(signal.SIGUSR1) for name in names)
+
+    def _hand_deadline(self, attempt: int, at: float) -> bool:
+        folder = beats_folder(self._environ, attempt)
+        if folder is None or not folder.is_dir():
+            return False
+        with contextlib.suppress(OSError):
+            write_atomic(folder / DEADLINE, f"{at:.0f}\n".encode(), durable=False)
+            return True
+        return False
+
+    def _stacks(self, attempt: int) -> dict[str, str]:
+        """File name -> its text, one a rank."""
+        from ftslurm.agent.stacks import take_stacks
+
+        folder = beats_folder(self._environ, attempt)
+        texts = {} if folder is None else take_stacks(self.look(attempt), folder)
+        return {f"rank-{rank:05d}.txt": text for rank, text in texts.items()}
+
+    def _collect(self, for_s: float) -> dict[str, str]:
+        from ftslurm.agent.collect import collect
+
+        with tempfile.TemporaryDirectory(prefix="ftslurm-collect-", dir=_memory()) as folder:
+            collect(Path(folder), self.node, within_s=for_s)
+            return _texts(Path(folder))
+
+
+class Watch:
+    """The newest look at this node's ranks, and which of them have ended since the last."""
+
+    def __init__(self, duty: Duty) -> None:
+        self.attempt = 0
+        self.views: list[RankView] = []
+        self._duty = duty
+        self._alive: dict[int, int] = {}
+        """Rank -> pid of those seen alive."""
+
+    def begin(self, attempt: int) -> None:
+        if attempt != self.attempt:
+            self.attempt, self.views, self._alive = attempt, [], {}
+
+    def look(self) -> list[dict[str, Any]]:
+        """Facts of each rank that is gone now and was there before."""
+        self.views = self._duty.look(self.attempt)
+        exited = []
+        for view in self.views:
+            if view.alive:
+                self._alive[view.rank] = view.pid
+            elif self._alive.pop(view.rank, None) == view.pid:
+                exited.append({"rank": view.rank, "pid": view.pid, "step": view.step})
+        return exited
+
+
+def _memory() -> Optional[str]:
+    """A folder whose device cannot hang."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """All files in it, 256 KiB of each at most."""
+    texts = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            texts[name] = path.read_bytes()[: 256 << 10].decode(errors="replace")
+    return texts

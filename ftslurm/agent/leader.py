@@ -1,0 +1,364 @@
+"""The agent on the batch node: hears all members, judges, ends ranks, and alone writes the run.
+
+What may block is in other threads: shared storage is the ledger's, processes are the duty's, Slurm
+is asked aside. A leader that is cut off ends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+from ftslurm.agent.branch import Branch, Child
+from ftslurm.agent.duty import Duty, Watch
+from ftslurm.agent.keeping import COLLECT_S, Keeping
+from ftslurm.agent.ledger import Ledger
+from ftslurm.agent.loop import Link, Loop, tell
+from ftslurm.agent.member import LOOK_S, carry_out_or_tell
+from ftslurm.agent.orders import Orders, Replies
+from ftslurm.agent.processes import GRACE_S
+from ftslurm.agent.report import GONE, Finding, NodeReport, status_record, to_row
+from ftslurm.agent.roll import Roll, Seat
+from ftslurm.agent.tree import parents
+from ftslurm.agent.trial import Trial
+from ftslurm.agent.wire import Message
+from ftslurm.run.heartbeat import RankView
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.spec import RecoverySpec
+
+TICK_S = 1.0
+STATUS_S = 10.0
+PEERS_S = 5.0
+PROBED_S = 10.0
+END_S = 15.0
+"""Above TERM, grace, KILL and the wait for what does not go."""
+
+STUCK_GRACE_S = 1.5
+"""Ranks that wait for one that is lost or hangs can make nothing of more."""
+
+Then = Callable[[], None]
+
+
+class Leader:
+    """`asked` answers questions from outside (inquiry.py)."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        duty: Duty,
+        layout: RunLayout,
+        recovery: RecoverySpec,
+        nodes: list[str],
+        *,
+        controller: Callable[[], Optional[bool]],
+        end_time: Callable[[], Optional[float]],
+        asked: Callable[[Leader, Link, Message], None],
+        ledger: Optional[Ledger] = None,
+    ) -> None:
+        self.me, self.nodes, self.layout, self.recovery = duty.node, nodes, layout, recovery
+        self.loop, self.duty, self.ledger = loop, duty, ledger or Ledger()
+        self.trial: Optional[Trial] = None
+        self.deadline: Optional[float] = None
+        self._watch = Watch(duty)
+        self._controller, self._end_time = controller, end_time
+        self._controller_said: Optional[bool] = None
+        self._is_asking_controller = False
+        self._is_cut_off = False
+        self._status_at = self._peers_at = 0.0
+        self._peers: dict[str, list[Any]] = {}
+        self._parents = parents(nodes)
+        self.branch = Branch(
+            loop,
+            self.me,
+            hears=lambda: True,
+            standing=self._standing,
+            passed=self._passed,
+            greeted=self._greeted,
+            left=self._left,
+            asked=lambda link, message: asked(self, link, message),
+        )
+        self.orders = Orders(loop, self.me, send=self.branch.send_down, obey=self._obey)
+        self.keeping = Keeping(
+            self.orders, self.ledger, lambda node, what: self._event("no_evidence", node, what=what)
+        )
+        self.roll = Roll(nodes, self.me, ask=self._have_looked, controller=self._ask_controller)
+
+    def begin(self, listen_on: str) -> int:
+        """Take connections; the port."""
+        self.loop.every(LOOK_S, self._look)
+        self.loop.every(TICK_S, self.tick)
+        return self.loop.listen(listen_on, lambda: self.branch)
+
+    # What the outside asks for.
+
+    def begin_attempt(self, number: int, nodes: list[str], tasks_per_node: int) -> None:
+        if self.trial is not None and self.trial.number == number:
+            return  # taken up already
+        world_size = len(nodes) * tasks_per_node
+        paths = self.layout.attempt(number)
+        self.trial = Trial(number, nodes, world_size, paths, self.recovery)
+        self._watch.begin(number)
+        self.orders.give("begin", attempt=number)
+        if self.deadline is not None:
+            self._hand_deadline()
+        self._event("begin", self.me, nodes=nodes)
+        self.write_status()
+
+    def end_ranks(self, attempt: int, why: str, then: Then, *, grace_s: float = GRACE_S) -> None:
+        """End the ranks of an attempt on all nodes that are heard, and their srun here."""
+        if self.trial is not None and self.trial.number == attempt:
+            self.trial.is_ending = True
+        tell(f"the ranks of attempt {attempt} are ended: {why}")
+        self._event("end", self.me, why=why)
+
+        def launcher(replies: Replies) -> None:
+            left = {node: reply["left"] for node, reply in replies.items() if reply.get("left")}
+            if left:
+                self._event("left_over", self.me, left=left)
+            self.loop.in_thread(lambda: self.duty.end_launcher(attempt), done)
+
+        def done(left: list[int]) -> None:
+            self._event("ended", self.me, launcher_left=left)
+            self.write_status()
+            then()
+
+        live = self.roll.live
+        self.orders.give(
+            "end", live, within_s=END_S, then=launcher, attempt=attempt, grace_s=grace_s
+        )
+
+    def note_leftover(self, leftover: Mapping[str, list[int]]) -> None:
+        """Processes of an attempt that outlived KILL."""
+        if self.trial is not None and leftover:
+            pids = "; ".join(f"{node}: {sorted(left)}" for node, left in sorted(leftover.items()))
+            why = f"processes of attempt {self.trial.number} or an older one do not end ({pids})"
+            self._note(self.trial.add("leftover", why, nodes=sorted(leftover)))
+
+    def write_status(self) -> None:
+        if self.trial is None:
+            return
+        now = time.time()
+        self._status_at = time.monotonic()
+        offsets = {name: report.offset_s for name, report in self.branch.below.items()}
+        record = status_record(
+            attempt=self.trial.number,
+            at=now,
+            leader=self.me,
+            nodes=self.roll.to_record({**offsets, self.me: 0.0}, now),
+            views=self._views(),
+            findings=self.trial.findings,
+        )
+        self.ledger.status(self.trial.paths, record)
+
+    def told_to_stop(self) -> None:
+        """The job's first stop signal: ask Slurm once when it ends, and hand it on."""
+
+        def done(at: Optional[float]) -> None:
+            self.deadline = at
+            self._event("signal", self.me, end_time=at)
+            if at is not None:
+                self._hand_deadline()
+
+        self.loop.in_thread(self._end_time, done)
+
+    # Once a second.
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        self.branch.beat(0.0)
+        for name, report in self.branch.below.items():
+            via = self.branch.via.get(name, name)
+            self.roll.reported(name, report.read_at, is_behind=via != name)
+        self._judge_nodes()
+        if self.trial is not None and not self.trial.is_ending:
+            self._judge_ranks(now)
+            if now - self._status_at >= STATUS_S:
+                self.write_status()
+        if now - self._peers_at >= PEERS_S:
+            self._peers_at = now
+            self._tell_peers()
+            self._move_members()
+
+    def _judge_nodes(self) -> None:
+        judgement = self.roll.look()
+        if judgement.cut_off != self._is_cut_off:
+            self._is_cut_off = judgement.cut_off
+            self._event("cut_off" if judgement.cut_off else "heard_again", self.me)
+            if judgement.cut_off and self.trial is not None:
+                self._note(self.trial.add("leader_lost", judgement.why, nodes=[self.me]))
+        for name in [*judgement.lost, *judgement.gone]:
+            self.orders.left(name)
+        for name in judgement.gone:
+            why = f"the agent on {name} has ended, the node answers: its ranks are not watched"
+            self._event("agent_gone", name)
+            if self.trial is not None and not self.trial.is_ending:
+                self._note(self.trial.add("node_lost", why, nodes=[name]))
+        for name in judgement.lost:
+            self._lose(self.roll.seats[name])
+
+    def _lose(self, seat: Seat) -> None:
+        silent_s = time.monotonic() - seat.seen_at
+        others = [who for who, seen in seat.sightings.items() if seen and who != self.me]
+        by = f"nor do {', '.join(others)}" if others else "and slurmctld answers here"
+        why = f"node {seat.name} has been silent for {silent_s:.1f} s; it is not reached from "
+        why += f"{self.me}, {by}"
+        since = time.time() - silent_s
+        self._event("node_lost", seat.name, since=since)
+        trial = self.trial
+        if trial is None:
+            return
+        acts = seat.name in trial.nodes and not trial.is_ending
+        self._note(trial.add("node_lost", why, nodes=[seat.name], since=since, acted=acts))
+        if acts:
+            self.end_ranks(trial.number, why, lambda: None, grace_s=STUCK_GRACE_S)
+
+    def _judge_ranks(self, now: float) -> None:
+        trial = self.trial
+        if trial is None or self._is_cut_off or set(trial.nodes) & set(self.roll.silent()):
+            return
+        gone = sum(self.roll.seats[node].state == GONE for node in trial.nodes)
+        unseen = gone * trial.world_size // len(trial.nodes)
+        for finding in trial.judge(self._views(), at=now, unseen=unseen):
+            self._note(finding)
+            if finding.kind == "hang":
+                self._end_hung(trial, finding)
+            elif finding.acted:
+                self.orders.give("leave", self.roll.live, attempt=trial.number)
+
+    def _end_hung(self, trial: Trial, finding: Finding) -> None:
+        """Stacks of all ranks and the nodes' own account first: what is killed tells nothing."""
+        trial.is_ending = True
+        missing = {"stacks", "nodes"}
+
+        def kept(what: str) -> None:
+            missing.discard(what)
+            if not missing:
+                self.end_ranks(trial.number, finding.why, lambda: None, grace_s=STUCK_GRACE_S)
+
+        live = self.roll.live
+        self.keeping.stacks(trial, live, lambda: kept("stacks"))
+        self.keeping.nodes(trial, live, COLLECT_S, lambda: kept("nodes"))
+
+    def _note(self, finding: Finding) -> None:
+        """A finding is on record before anything is done for it."""
+        tell(finding.why)
+        node = finding.nodes[0] if finding.nodes else self.me
+        self._event("finding", node, finding=finding.kind, why=finding.why, ranks=finding.ranks)
+        self.write_status()
+
+    # What members say.
+
+    def _greeted(self, node: str, child: Child) -> Message:
+        if self.roll.came(node, child.host, child.port):
+            self._event("node_back", node)
+            number = 0 if self.trial is None else self.trial.number
+            over = self.trial is None or self.trial.is_ending
+            self.orders.give("clear", [node], attempt=number if over else number - 1)
+        else:
+            self._event("joined", node)
+        return {"parent": self._parent(node), "peers": self._peers}
+
+    def _parent(self, node: str) -> Optional[list[Any]]:
+        """The inner member that this one is to report to, where there is one and it is heard."""
+        parent = self._parents.get(node)
+        inner = self.branch.children.get(parent or "")
+        if parent is None or inner is None or self.roll.is_suspect(parent):
+            return None
+        self.roll.moved(node)
+        return [parent, inner.host, inner.port]
+
+    def _move_members(self) -> None:
+        """Those that came before their inner member, or back while it was away."""
+        for node, child in list(self.branch.children.items()):
+            parent = self._parent(node)
+            if parent is not None:
+                child.link.send({"t": "move", "parent": parent})
+
+    def _left(self, node: str, why: str) -> None:
+        self._event("disconnected", node, why=why)
+        self.roll.left(node)
+
+    def _passed(self, message: Message) -> None:
+        node = str(message.get("node"))
+        if message.get("t") == "reply":
+            facts = {key: value for key, value in message.items() if key not in ("t", "node")}
+            self.orders.answered(facts.pop("id"), node, facts)
+        elif message.get("t") == "event":
+            keep = ("t", "node", "kind", "at")
+            facts = {key: value for key, value in message.items() if key not in keep}
+            self._event(str(message["kind"]), node, **facts)
+
+    def _standing(self) -> Message:
+        return {"attempt": self.trial.number if self.trial else 0, "deadline": self.deadline}
+
+    # The leader's own node, and small things.
+
+    def _look(self) -> None:
+        for exited in self._watch.look():
+            self._event("rank_exit", self.me, **exited, sent_at=time.time())
+        now = time.monotonic()
+        rows = [to_row(view) for view in self._watch.views]
+        self.branch.below[self.me] = NodeReport(now, 0.0, self._watch.attempt, rows)
+
+    def _views(self) -> list[RankView]:
+        """Of the ranks of this attempt, as old as they are now."""
+        trial, now = self.trial, time.monotonic()
+        if trial is None:
+            return []
+        reports = [self.branch.below[node] for node in trial.nodes if node in self.branch.below]
+        return [
+            view
+            for report in reports
+            if report.attempt == trial.number
+            for view in report.views(now)
+        ]
+
+    def _obey(self, order: Message) -> dict[str, Any]:
+        return carry_out_or_tell(self.duty, order)
+
+    def _have_looked(self, observers: list[str], seat: Seat) -> None:
+        def then(observer: str) -> Callable[[Replies], None]:
+            def sighted(replies: Replies) -> None:
+                for reply in replies.values():
+                    if "seen" in reply:
+                        self.roll.sighted(seat.name, observer, reply["seen"])
+                        self._judge_nodes()
+
+            return sighted
+
+        for observer in observers:
+            self.orders.give(
+                "probe", [observer], within_s=PROBED_S, then=then(observer),
+                host=seat.host, port=seat.port,
+            )  # fmt: skip
+
+    def _ask_controller(self) -> Optional[bool]:
+        """What slurmctld's ping said last; asked anew, aside."""
+
+        def done(said: Optional[bool]) -> None:
+            self._controller_said, self._is_asking_controller = said, False
+
+        if not self._is_asking_controller:
+            self._is_asking_controller = True
+            self.loop.in_thread(self._controller, done)
+        return self._controller_said
+
+    def _hand_deadline(self) -> None:
+        number = self.trial.number if self.trial else 0
+        self.orders.give("deadline", attempt=number, at=self.deadline)
+
+    def _tell_peers(self) -> None:
+        seats = self.roll.seats.values()
+        peers = {seat.name: [seat.host, seat.port] for seat in seats if seat.port}
+        new = {name: place for name, place in peers.items() if self._peers.get(name) != place}
+        if new:
+            self._peers = peers
+            self.branch.send_down({"t": "peers", "peers": new})
+
+    def _event(self, kind: str, node: str, **facts: Any) -> None:
+        if self.trial is None:
+            return
+        self.ledger.event(
+            self.trial.paths, {"at": time.time(), "kind": kind, "node": node, **facts}
+        )

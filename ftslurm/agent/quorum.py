@@ -1,0 +1,62 @@
+"""What a member does when the leader is silent: wait, leave it to another, or act. Pure.
+
+With --no-kill, Slurm kills every step when the batch node is lost and lets the job idle to its
+limit (seen on 22.05 to 26.05). So the survivors requeue it, but only when a majority of the members
+agrees and slurmctld answers: those who are cut off themselves never act. The majority is counted as
+in silence.py, so that never both sides take themselves for the living one; in a job of two nodes
+there is only slurmctld to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+WAIT = "wait"
+"""Look again: the leader lives, or the time has not come."""
+CUT_OFF = "cut_off"
+"""It is not proved that it is not we who are cut off."""
+YIELD = "yield"
+"""Another one does it."""
+REQUEUE = "requeue"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    action: str
+    why: str
+    actor: Optional[str] = None
+    """Who requeues."""
+
+
+def decide(
+    me: str,
+    nodes: Sequence[str],
+    votes: Mapping[str, bool],
+    *,
+    leader_refuses: bool = False,
+    controller: Optional[bool],
+    node_is_down: Optional[bool] = None,
+) -> Verdict:
+    """`nodes`: of the job, the leader's first. `votes`: the members that answer us, and whether
+    they hear the leader. `leader_refuses`: its node answers and no agent listens there.
+    `controller`: slurmctld answers us. `node_is_down`: what Slurm itself says of the batch node.
+    """
+    leader, members = nodes[0], nodes[1:]
+    if leader_refuses:
+        return Verdict(WAIT, f"{leader} answers, its agent has ended: the batch script may live")
+    hearing = [node for node, hears in votes.items() if hears]
+    if hearing:
+        return Verdict(WAIT, f"{min(hearing)} hears the leader, so {leader} lives")
+    if not controller:
+        return Verdict(CUT_OFF, "slurmctld does not answer either: it may be us who are cut off")
+    agreeing = sorted({me, *votes})
+    few = f"only {len(agreeing)} of {len(members)} members agree that {leader} is lost"
+    if 2 * len(agreeing) <= len(members) and not node_is_down:
+        return Verdict(CUT_OFF, few)
+    actor = agreeing[0]
+    why = f"{leader}, the batch node, is lost: {len(agreeing)} of {len(members)} members agree"
+    if actor != me:
+        return Verdict(YIELD, why, actor)
+    return Verdict(REQUEUE, f"{why}, and slurmctld answers", me)

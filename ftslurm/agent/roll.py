@@ -1,0 +1,183 @@
+"""The leader's list of nodes: who is heard, who is silent, and what others say of the silent ones.
+
+Finds out, by asking; what it means is judged in silence.py. Nothing is done to a node here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from ftslurm.agent.branch import SUSPECT_S
+from ftslurm.agent.report import GONE, LIVE, LOST
+from ftslurm.agent.silence import BEHIND_S, NOTHING, SILENCE_S, Judgement, Silence, judge
+
+UNKNOWN = "unknown"
+"""Its agent has not said a word yet."""
+ASK_AGAIN_S = 6.0
+"""After observers were asked: their look takes up to duty.PROBE_S and its way."""
+OBSERVERS = 2
+AT_ONCE = 16
+"""Nodes that are looked at in one second; a look holds up to three threads."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """One node."""
+
+    name: str
+    state: str = UNKNOWN
+    host: str = ""
+    port: int = 0
+    seen_at: float = 0.0
+    """time.monotonic() of its last word, by the ages in the reports."""
+    is_behind: bool = False
+    """It reports through an inner member."""
+    has_left: bool = False
+    """Its connection has ended: no need to wait until it counts as silent."""
+    lost_at: Optional[float] = None
+    """UTC seconds."""
+    sightings: dict[str, str] = field(default_factory=dict)
+    asked_at: float = 0.0
+
+    def is_silent(self, now: float) -> bool:
+        limit_s = SILENCE_S + (BEHIND_S if self.is_behind else 0.0)
+        return self.has_left or now - self.seen_at >= limit_s
+
+
+class Roll:
+    """`ask(observers, seat)` has observers look at a seat; they answer through `sighted`."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        me: str,
+        *,
+        ask: Callable[[list[str], Seat], None],
+        controller: Callable[[], Optional[bool]],
+    ) -> None:
+        self.seats = {name: Seat(name) for name in nodes}
+        self.seats[me].state = LIVE
+        self._me, self._ask, self._controller = me, ask, controller
+
+    @property
+    def live(self) -> list[str]:
+        """Nodes whose agent runs, for all that is known: the leader's own too."""
+        return [seat.name for seat in self.seats.values() if seat.state == LIVE]
+
+    def came(self, name: str, host: str, port: int) -> bool:
+        """An agent has said who it is; True when it had been given up, or is new here."""
+        seat = self.seats.setdefault(name, Seat(name))
+        was = seat.state
+        seat.state, seat.host, seat.port = LIVE, host, port
+        seat.is_behind = seat.has_left = False
+        seat.lost_at, seat.sightings, seat.asked_at = None, {}, 0.0
+        seat.seen_at = time.monotonic()
+        return was in (LOST, GONE)
+
+    def moved(self, name: str) -> None:
+        """It is about to report through an inner member."""
+        if name in self.seats:
+            self.seats[name].is_behind = True
+
+    def left(self, name: str) -> None:
+        seat = self.seats.get(name)
+        if seat is not None and seat.state == LIVE and not seat.is_behind:
+            seat.has_left = True
+
+    def reported(self, name: str, read_at: float, *, is_behind: bool) -> None:
+        seat = self.seats.get(name)
+        if seat is None or seat.state != LIVE or read_at <= seat.seen_at:
+            return
+        seat.seen_at, seat.is_behind = read_at, is_behind
+        if not seat.is_silent(time.monotonic()):
+            seat.sightings, seat.asked_at = {}, 0.0
+
+    def sighted(self, name: str, observer: str, seen: str) -> None:
+        seat = self.seats.get(name)
+        if seat is not None:
+            seat.sightings[observer] = seen
+
+    def is_suspect(self, name: str) -> bool:
+        seat = self.seats[name]
+        late = time.monotonic() - seat.seen_at >= SUSPECT_S
+        return seat.state != LIVE or seat.has_left or late
+
+    def silent(self) -> list[str]:
+        now = time.monotonic()
+        return [name for name in self.live if name != self._me and self.seats[name].is_silent(now)]
+
+    def look(self) -> Judgement:
+        """Once a second: judge those that are silent, and have the others look at them."""
+        now = time.monotonic()
+        silent = self.silent()
+        judgement = self._judge(silent) if silent else Judgement(lost=self._lost_without_agent())
+        self._have_suspects_seen(now)
+        return judgement
+
+    def _judge(self, silent: Sequence[str]) -> Judgement:
+        heard = sorted(set(self.live) - {*silent, self._me})
+        judgement = judge(
+            self._me,
+            heard,
+            [Silence(name, self.seats[name].sightings) for name in silent],
+            controller=None if heard else self._controller(),
+        )
+        for name in judgement.lost:
+            self._give_up(name, LOST)
+        for name in judgement.gone:
+            self._give_up(name, GONE)
+        return judgement
+
+    def _have_suspects_seen(self, now: float) -> None:
+        others = [self.seats[name] for name in self.live if name != self._me]
+        suspects = [seat for seat in others if seat.has_left or now - seat.seen_at >= SUSPECT_S]
+        if len(others) > 1 and 2 * len(suspects) > len(others):
+            return  # then it is this leader that is looked at
+        doubted = {seat.name for seat in suspects}
+        heard = [seat.name for seat in others if seat.name not in doubted]
+        # Where no agent runs any more, only these looks can tell that the node is lost too.
+        suspects += [seat for seat in self.seats.values() if seat.state == GONE]
+        due = [seat for seat in suspects if now - seat.asked_at >= ASK_AGAIN_S]
+        for seat in due[:AT_ONCE]:
+            self._inquire(seat, heard, now)
+
+    def _lost_without_agent(self) -> list[str]:
+        """Nodes whose agent had ended before, and that nobody reaches now."""
+        lost = []
+        for seat in self.seats.values():
+            looks = set(seat.sightings.values())
+            if seat.state == GONE and looks == {NOTHING} and len(seat.sightings) > 1:
+                self._give_up(seat.name, LOST)
+                lost.append(seat.name)
+        return lost
+
+    def to_record(self, offsets: dict[str, Optional[float]], at: float) -> dict[str, Any]:
+        """`nodes` of agents.json."""
+        now = time.monotonic()
+        nodes: dict[str, Any] = {}
+        for seat in self.seats.values():
+            age_s = 0.0 if seat.name == self._me else now - seat.seen_at
+            nodes[seat.name] = {
+                "state": seat.state,
+                "seen_at": None if seat.state == UNKNOWN else round(at - age_s, 3),
+                "offset_s": offsets.get(seat.name),
+                **({"lost_at": seat.lost_at} if seat.lost_at is not None else {}),
+            }
+        return nodes
+
+    def _give_up(self, name: str, state: str) -> None:
+        self.seats[name].state, self.seats[name].lost_at = state, time.time()
+
+    def _inquire(self, seat: Seat, heard: list[str], now: float) -> None:
+        start = sum(map(ord, seat.name)) % max(1, len(heard))
+        observers = [*(heard[start:] + heard[:start])[:OBSERVERS], self._me]
+        # What these have seen last time counts until they have looked again: a look at a node that
+        # is cut off takes most of the pause, and two of them would seldom be there at once.
+        seat.sightings = {
+            name: seat.sightings[name] for name in observers if name in seat.sightings
+        }
+        seat.asked_at = now
+        self._ask(observers, seat)

@@ -1,0 +1,187 @@
+"""What each rank of this node is doing right now, as text, taken before anything is ended.
+
+Python stacks by the rank's own handler (run/stack_dump.py), its newest collectives, and what the
+kernel says of it: a rank that is stopped or blocked in the kernel writes no stacks, and that is the
+answer. Only a process that is the rank is signalled, and only one that handles the signal. Never
+waits longer than its deadline, never raises for a rank that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from ftslurm.run.heartbeat import (
+    UNSEEN,
+    RankView,
+    dump_signal,
+    process_state,
+    read_notes,
+    stacks_file,
+)
+from ftslurm.run.stack_dump import nccl_pipe_stem
+
+DEADLINE_S = 5.0
+"""A handler that has not begun by then will not: the process is stopped or in the kernel."""
+_QUIET_S = 0.1
+"""A file that has not grown for so long is taken to be complete."""
+_THREADS = 64
+"""Threads of which the kernel's side is told."""
+MOST_BYTES = 256 << 10
+"""Of one rank's stacks; the evidence travels to the leader."""
+
+
+def take_stacks(
+    views: Sequence[RankView], folder: Path, *, deadline_s: float = DEADLINE_S
+) -> dict[int, str]:
+    """By rank: all there is to say of it. Takes as long as the slowest answer, at most
+    `deadline_s`."""
+    began_at = {view.rank: _size(stacks_file(folder, view.rank)) for view in views}
+    refusals = {view.rank: _ask(view, folder) for view in views}
+    for view in views:
+        _ask_nccl(folder, view.rank)
+    asked = [view.rank for view in views if refusals[view.rank] is None]
+    _await(asked, folder, began_at, time.monotonic() + deadline_s)
+    texts = {}
+    for view in views:
+        stacks = _new_text(stacks_file(folder, view.rank), began_at[view.rank])
+        missing = refusals[view.rank] or f"none within {deadline_s:.0f} s"
+        parts = [_facts(view), _collectives(folder, view.rank), _kernel_side(view)]
+        parts.append(f"Python stacks:\n{stacks}" if stacks else f"Python stacks: {missing}\n")
+        texts[view.rank] = "\n".join(parts)
+    return texts
+
+
+def _ask(view: RankView, folder: Path) -> Optional[str]:
+    """Send the signal; why not, where that would be in vain or do harm."""
+    number = dump_signal(folder, view.rank)
+    if view.proc_state == UNSEEN:
+        return "the process has a container's number and cannot be signalled from here"
+    state = process_state(view.pid, view.start_ticks)
+    if not state:
+        return "the process has ended"
+    if state in ("T", "t"):
+        return f"the process is stopped (state {state}), by SIGSTOP or a debugger"
+    if not number or not _handles(view.pid, number):
+        return "the process had not come as far as to write any"
+    try:
+        os.kill(view.pid, number)
+    except OSError as error:
+        return f"the process cannot be signalled ({error})"
+    return None
+
+
+def _ask_nccl(folder: Path, rank: int) -> None:
+    """Have the rank's NCCL write its record of collectives, where there is one (train/beats.py):
+    its watchdog reads the pipe whatever the rank's Python does."""
+    with contextlib.suppress(OSError):
+        path = f"{nccl_pipe_stem(folder)}{rank}.pipe"
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.write(fd, b"1\n")
+        finally:
+            os.close(fd)
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal, by its mask (proc(5), SigCgt): without one
+    the signal would end it."""
+    mask = _status(pid).get("SigCgt", "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def _await(ranks: Sequence[int], folder: Path, began_at: dict[int, int], deadline: float) -> None:
+    sizes = dict(began_at)
+    grew_at = dict.fromkeys(ranks, 0.0)
+    while time.monotonic() < deadline:
+        now = time.monotonic()
+        for rank in ranks:
+            size = _size(stacks_file(folder, rank))
+            if size != sizes[rank]:
+                sizes[rank], grew_at[rank] = size, now
+        if all(at and now - at >= _QUIET_S for at in grew_at.values()):
+            return
+        time.sleep(0.02)
+
+
+def _facts(view: RankView) -> str:
+    inside = "waits in" if view.in_collective else "last entered"
+    return (
+        f"rank {view.rank} on {view.node}, pid {view.pid}, attempt {view.attempt}\n"
+        f"phase {view.phase} for {view.phase_age_s:.1f} s, step {view.step} ended "
+        f"{view.step_age_s:.1f} s ago, usual step {view.usual_step_s:.3g} s, last sign "
+        f"{view.age_s:.1f} s ago\n"
+        f"{inside} collective {view.collective_seq} ({view.collective or 'none'}), "
+        f"{view.collective_age_s:.1f} s ago\n"
+    )
+
+
+def _collectives(folder: Path, rank: int) -> str:
+    lines = ["Newest collectives (number, name, entered, took):"]
+    for note in read_notes(folder, rank):
+        took = "still inside" if note.inside_s is None else f"{note.inside_s:.4f} s"
+        lines.append(f"  {note.seq} {note.name}, {note.entered_age_s:.3f} s ago, {took}")
+    return "\n".join(lines) + "\n"
+
+
+def _kernel_side(view: RankView) -> str:
+    """The threads' states, where they wait, and the stack in the kernel where it may be read."""
+    if view.proc_state == UNSEEN or not process_state(view.pid, view.start_ticks):
+        return "Kernel: the process has ended, or cannot be seen from here\n"
+    status = _status(view.pid)
+    wanted = ("Name", "State", "VmRSS", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
+    lines = ["Kernel:", *(f"  {name}: {status[name]}" for name in wanted if name in status)]
+    tasks = sorted(_listed(Path(f"/proc/{view.pid}/task")), key=int)
+    for task in tasks[:_THREADS]:
+        folder = Path(f"/proc/{view.pid}/task/{task}")
+        state = _status_of(folder).get("State", "gone")
+        call = _first_word(_read(folder / "syscall"))
+        where = _read(folder / "wchan")
+        lines.append(f"  thread {task}: {state}, system call {call or '?'}, in {where or '?'}")
+        stack = _read(folder / "stack")  # root's only
+        lines += [f"    {line}" for line in stack.splitlines()[:20]]
+    if len(tasks) > _THREADS:
+        lines.append(f"  and {len(tasks) - _THREADS} more threads")
+    return "\n".join(lines) + "\n"
+
+
+def _status(pid: int) -> dict[str, str]:
+    return _status_of(Path(f"/proc/{pid}"))
+
+
+def _status_of(folder: Path) -> dict[str, str]:
+    pairs = (line.partition(":") for line in _read(folder / "status").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _first_word(text: str) -> str:
+    return text.split()[0] if text.split() else ""
+
+
+def _listed(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)  # noqa: PTH208
+    return []
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace").strip()
+    return ""
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _new_text(path: Path, start: int) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(MOST_BYTES).decode(errors="replace")
+    return ""

@@ -1,0 +1,227 @@
+"""The leader is silent: ask the others, decide as quorum.py says, and act if it falls to us.
+
+The job itself would idle to its limit. A requeue would wait until Slurm has given the dead node up
+(SlurmdTimeout, 300 s by default, and 121 s after it, seen), so a new job is queued without that
+node and the old one cancelled; only where sbatch is refused is the old one requeued.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Thread
+from typing import Any, Optional
+
+from ftslurm.agent.ask import exchange
+from ftslurm.agent.duty import PROBE_S, Duty
+from ftslurm.agent.loop import tell
+from ftslurm.agent.member import Member, Place
+from ftslurm.agent.quorum import REQUEUE, WAIT, Verdict, decide
+from ftslurm.agent.silence import ANSWERS, REFUSES
+from ftslurm.agent.wire import WireError
+from ftslurm.errors import FtslurmError, SchedulerError
+from ftslurm.files import is_listed, write_json
+from ftslurm.recovery.keep_out import keep_out_of_waiting
+from ftslurm.recovery.next_job import move_on
+from ftslurm.recovery.successor import OwnJob
+from ftslurm.run.attempts import append_event
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.node_memory import EXCLUDED, FAULT, note_node
+from ftslurm.run.record import read_record
+from ftslurm.scheduler.accounting import read_nodes
+from ftslurm.scheduler.protocol import Scheduler
+from ftslurm.scheduler.sbatch import (
+    environment_of_job,
+    submit,
+)
+
+AGAIN_S = 5.0
+FIRST_ASKED = 8
+"""In a large job not everybody asks everybody: who finds a lower-named one that agrees leaves it to
+that one."""
+RECORDS_S = 5.0
+"""Shared storage may be away with the node; the run's next job does not wait longer for it."""
+
+_OWN_EXPORTS = ("FTSLURM_", "MASTER_")
+
+
+class Succession:
+    """One a member. `consider` is called every second while the leader is not heard."""
+
+    def __init__(
+        self,
+        layout: RunLayout,
+        scheduler: Scheduler,
+        environ: Mapping[str, str],
+        nodes: Sequence[str],
+        leader: Place,
+        duty: Duty,
+        key: bytes,
+    ) -> None:
+        self._layout, self._scheduler, self._environ = layout, scheduler, environ
+        self._nodes, self._leader, self._duty, self._key = nodes, leader, duty, key
+        self._next_at = 0.0
+        self._is_busy = False
+        self._said = ""
+
+    def consider(self, member: Member, silent_s: float) -> None:
+        if self._is_busy or time.monotonic() < self._next_at:
+            return
+        self._is_busy = True
+        peers, attempt = dict(member.peers), member.attempt
+
+        def work() -> None:
+            try:
+                self._decide_and_act(peers, attempt)
+            except (FtslurmError, OSError) as error:
+                tell(f"{self._duty.node}: the leader is silent: {error}")
+            finally:
+                self._next_at = time.monotonic() + AGAIN_S
+                self._is_busy = False
+
+        Thread(target=work, daemon=True).start()
+
+    def _decide_and_act(self, peers: Mapping[str, Sequence[Any]], attempt: int) -> None:
+        verdict = self._verdict(peers)
+        if verdict.why != self._said:
+            self._said = verdict.why
+            tell(f"{self._duty.node}: {verdict.why}: {verdict.action}")
+        if verdict.action == REQUEUE:
+            self._give_next_job(attempt, verdict.why)
+
+    def _verdict(self, peers: Mapping[str, Sequence[Any]]) -> Verdict:
+        _, host, port = self._leader
+        seen = self._duty.probe(host, port)
+        if seen not in (ANSWERS, REFUSES):
+            seen = self._duty.probe(host, port)  # one look in vain is no proof
+        if seen == ANSWERS:
+            return Verdict(WAIT, "the leader answers")
+        others = {
+            name: (str(place[0]), int(place[1]))
+            for name, place in peers.items()
+            if name not in (self._duty.node, self._leader[0])
+        }
+        first = sorted(name for name in others if name < self._duty.node)[:FIRST_ASKED]
+        votes = self._ask({name: others[name] for name in first})
+        if not votes:
+            votes = self._ask(others)
+        elif len(others) <= FIRST_ASKED:
+            votes = {**votes, **self._ask({n: p for n, p in others.items() if n not in first})}
+        return decide(
+            self._duty.node,
+            self._nodes,
+            votes,
+            leader_refuses=seen == REFUSES,
+            controller=ask_controller(self._scheduler),
+            node_is_down=is_down_for_slurm(self._leader[0]),
+        )
+
+    def _ask(self, places: Mapping[str, tuple[str, int]]) -> dict[str, bool]:
+        """Whether the others hear the leader; who does not answer is not among them."""
+        votes: dict[str, bool] = {}
+        todo = list(places.items())
+
+        def work() -> None:
+            while todo:
+                name, (host, port) = todo.pop()
+                try:
+                    said = exchange(host, port, self._key, {"t": "probe"}, PROBE_S)
+                except (OSError, WireError):
+                    continue
+                votes[name] = bool(said.get("hears"))
+
+        threads = [Thread(target=work, daemon=True) for _ in range(min(32, len(todo)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return votes
+
+    def _give_next_job(self, attempt: int, why: str) -> None:
+        if is_listed(self._layout.done):
+            return
+        record = read_record(self._layout)
+        job = OwnJob.of(self._layout, record, self._scheduler, self._environ)
+        job = dataclasses.replace(job, submit=_submit)
+        lost = self._leader[0]
+        _within(RECORDS_S, lambda: self._put_on_record(attempt, lost, why))
+        try:
+            queued = move_on(job, attempt)
+        except SchedulerError as error:
+            tell(f"no new job could be queued ({error}): job {job.job_id} is requeued")
+            job.scheduler.requeue(job.job_id, restart_count=job.restart_count)
+            keep_out_of_waiting(job, job.job_id, [lost], for_s=RECORDS_S)
+            return
+        tell(f"job {queued} goes on with the run, job {job.job_id} is cancelled: {why}")
+
+    def _put_on_record(self, attempt: int, lost: str, why: str) -> None:
+        paths = self._layout.attempt(attempt)
+        if attempt < 1:
+            return
+        reason = f"{why}; the run's next job is queued without it by {self._duty.node}"
+        for kind in (FAULT, EXCLUDED):
+            note_node(self._layout, kind, lost, attempt=attempt, cause="node", why=reason)
+        if is_listed(paths.decision_json):
+            return
+        decided = {"action": "requeued", "cause": "node", "reason": reason}
+        write_json(
+            paths.decision_json,
+            {
+                "schema_version": 1,
+                **decided,
+                "failures_in_a_row": 0,
+                "confidence": 1.0,
+                "blamed": {"node": lost, "gpu": None, "rank": None},
+                "evidence": [],
+                "exclude": [lost],
+                "wait_s": 0.0,
+                "decided_at": time.time(),
+            },
+        )
+        append_event(
+            paths,
+            "decided",
+            action=decided["action"],
+            cause=decided["cause"],
+            reason=reason,
+        )
+
+
+def _submit(arguments: Sequence[str]) -> str:
+    """sbatch, in the environment that the batch script gave this agent less the script's own."""
+    own = environment_of_job(os.getpid())
+    clean = {name: value for name, value in own.items() if not name.startswith(_OWN_EXPORTS)}
+    return submit(arguments, environ=clean)
+
+
+def ask_controller(scheduler: Scheduler) -> Optional[bool]:
+    try:
+        return scheduler.controller_alive()
+    except SchedulerError:
+        return None
+
+
+def is_down_for_slurm(node: str) -> Optional[bool]:
+    """Whether slurmctld reaches the node no more, known long before it gives it up; None: it does
+    not say."""
+    states = read_nodes([node]) or {}
+    if node not in states:
+        return None
+    state = states[node].state
+    return state.startswith("DOWN") or state.endswith("*") or "NOT_RESPONDING" in state
+
+
+def _within(seconds: float, act: Callable[[], None]) -> None:
+    """Wait no longer for it; it may still come to its end."""
+
+    def work() -> None:
+        try:
+            act()
+        except (FtslurmError, OSError) as error:
+            tell(f"not on record: {error}")
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)

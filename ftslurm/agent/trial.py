@@ -1,0 +1,100 @@
+"""The attempt that the leader watches: what is expected of it, what was found, what is being done.
+
+One a `begin`; the leader's memory of an attempt ends with it. Findings are kept, never taken back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+from ftslurm.agent.report import Finding
+from ftslurm.recovery.hang import HangLimits, HangMemory, hung
+from ftslurm.recovery.stragglers import STRAGGLER, StragglerLimits, Watcher
+from ftslurm.run.heartbeat import RankView
+from ftslurm.run.layout import AttemptLayout
+from ftslurm.run.spec import RecoverySpec
+
+NOW = "now"
+"""recovery.evict"""
+
+
+@dataclass
+class Trial:
+    """The ranks of one attempt, from `begin` to `ended`."""
+
+    number: int
+    nodes: list[str]
+    """Those that ranks run on."""
+    world_size: int
+    paths: AttemptLayout
+    recovery: RecoverySpec
+    findings: list[Finding] = field(default_factory=list)
+    is_ending: bool = False
+    """Its ranks are being ended, or have ended: nothing more is found."""
+    is_collected: bool = False
+    """The nodes' own account of themselves has been asked for."""
+    is_leaving: bool = False
+    """They have been asked to save and leave."""
+    hang_memory: HangMemory = field(default_factory=HangMemory)
+
+    def __post_init__(self) -> None:
+        self._stragglers = Watcher(StragglerLimits.of(self.recovery))
+
+    def judge(self, views: Sequence[RankView], *, at: float, unseen: int = 0) -> list[Finding]:
+        """What one look at all ranks shows; `at`: seconds of a steady clock. Views are those of
+        nodes that are heard; `unseen` ranks are on nodes where no agent runs any more."""
+        if self.is_ending or not views:
+            return []
+        found = self._hang(views, at, unseen)
+        new = self._slow(views, at) if found is None else [found]
+        self.findings += new
+        return new
+
+    def add(
+        self,
+        kind: str,
+        why: str,
+        *,
+        nodes: Sequence[str] = (),
+        ranks: Sequence[int] = (),
+        since: Optional[float] = None,
+        acted: bool = False,
+    ) -> Finding:
+        now = time.time()
+        finding = Finding(
+            kind, now, now if since is None else since, why, list(ranks), list(nodes), acted
+        )
+        self.findings.append(finding)
+        return finding
+
+    def _slow(self, views: Sequence[RankView], at: float) -> list[Finding]:
+        """`evict: now` acts upon a straggler: its ranks save at a boundary and leave."""
+        now = time.time()
+        found = []
+        for one in self._stragglers.observe(views, at=at):
+            acts = one.kind == STRAGGLER and self.recovery.evict == NOW and not self.is_leaving
+            self.is_leaving = self.is_leaving or acts
+            ranks, nodes = list(one.ranks), sorted(set(one.nodes))
+            found.append(Finding(one.kind, now, now, one.why, ranks, nodes, acts))
+        return found
+
+    def _hang(self, views: Sequence[RankView], at: float, unseen: int) -> Optional[Finding]:
+        limits = HangLimits.of(self.recovery)
+        found = hung(views, self.hang_memory, limits, at=at)
+        # While a rank has no beat yet, the others wait for it: its start has a limit of its own.
+        if found is None or (len(views) + unseen < self.world_size and not found.culprits):
+            return None
+        nodes = {view.rank: view.node for view in views}
+        now = time.time()
+        return Finding(
+            "hang",
+            now,
+            now - found.silent_s,
+            found.why,
+            list(found.culprits),
+            sorted({nodes[rank] for rank in found.culprits if rank in nodes}),
+            acted=True,
+        )

@@ -1,0 +1,117 @@
+"""The allocation that a job has been given: where in it the next attempt runs, or, where it cannot
+serve, how the run gets another one.
+
+Looked at by every claim, so that an excluded node is never used, whatever became of the list that
+Slurm was to keep. An allocation is given back a few times at most, then the run stops and says so.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from ftslurm.errors import RunError, SchedulerError, warn
+from ftslurm.files import best_effort
+from ftslurm.recovery.admission import put_on_record
+from ftslurm.recovery.causes import NODE
+from ftslurm.recovery.exclusion import Placement, returns_in_a_row
+from ftslurm.recovery.keep_out import (
+    keep_out_of_waiting,
+    kill_wait_s,
+    known_exclusions,
+    placement,
+    standing_exclusions,
+)
+from ftslurm.recovery.leader import look
+from ftslurm.recovery.next_job import leave, move_on
+from ftslurm.recovery.policy import STOP
+from ftslurm.recovery.recover import outlive_requeue
+from ftslurm.recovery.successor import OwnJob, ensure_successor
+from ftslurm.run.attempts import claimed_numbers
+from ftslurm.run.jobs import BY_PERSON, read_jobs
+from ftslurm.run.node_memory import FAULT, RETURNED, note_node, read_node_events
+from ftslurm.run.record import REQUEUE
+
+CAUSE_NO_PLACE = "no_place"
+"""Of a decision: no allocation that Slurm gave could be used."""
+
+MOST_RETURNS = 3
+"""Allocations in a row that are given back."""
+
+
+def find_place(job: OwnJob, environ: Mapping[str, str]) -> Placement:
+    """Where the next attempt's ranks run."""
+    nodes = job.scheduler.nodes(environ)
+    if job.scheduler.name == "local":
+        return Placement(nodes)
+    newest = max(claimed_numbers(job.layout), default=0)
+    word = look(job, newest)
+    for node in sorted(word.unreachable):
+        with best_effort(f"the loss of node {node} is not on record"):
+            why = f"it did not answer when the attempt after {newest} was claimed"
+            note_node(job.layout, FAULT, node, attempt=newest, cause=NODE, why=why, now=job.now)
+    here = placement(job, nodes, {**known_exclusions(job), **word.lost}, doubtful=word.doubtful)
+    if here.serves:
+        return here
+    # Another job is needed, and there may be too few nodes for one.
+    standing = standing_exclusions(job)
+    return placement(job, nodes, {**standing, **word.lost}, doubtful=word.doubtful)
+
+
+def give_back(job: OwnJob, here: Placement) -> None:
+    """Queue the run's next job, away from the nodes that must not be used; RunError: it has been
+    tried often enough, or there is no way. On return the batch script has to leave."""
+    newest = max(claimed_numbers(job.layout), default=0)
+    asked_at = [one.queued_at for one in read_jobs(job.layout) if one.queued_by == BY_PERSON]
+    events = read_node_events(job.layout)
+    before = returns_in_a_row(events, newest, since=max(asked_at, default=0.0))
+    if before >= MOST_RETURNS:
+        raise _stopped(
+            job,
+            newest,
+            f"Slurm has given this run {before + 1} allocations in a row that it cannot use (in "
+            f"this one {here.why_not}); free or repair nodes, or let the run use them again by "
+            f"deleting `{job.layout.nodes_jsonl}`",
+        )
+    node = next(iter(here.left_out), "")
+    with best_effort("not on record"):
+        note_node(job.layout, RETURNED, node, attempt=newest, why=here.why_not, now=job.now)
+    warn(f"this allocation is given back: {here.why_not}")
+    outlive_requeue()
+    try:
+        _queue_next(job, newest, is_first=before == 0)
+    except SchedulerError as error:
+        why = f"{here.why_not}, and no other job can be queued ({error}); mend that"
+        raise _stopped(job, newest, why) from None
+
+
+def _stopped(job: OwnJob, newest: int, why: str) -> RunError:
+    """The run ends here, on record where there is an attempt to put it to."""
+    why = f"{why}, then `ftslurm resume {shlex.quote(str(job.layout.root))}`"
+    if newest:
+        put_on_record(job, newest, CAUSE_NO_PLACE, why)
+    leave(job, STOP)
+    return RunError(why)
+
+
+def _queue_next(job: OwnJob, newest: int, *, is_first: bool) -> None:
+    if look(job, 0).unreachable:
+        try:
+            move_on(job, newest)
+        except SchedulerError as error:
+            warn(f"{error}; this job is queued again in its place")
+        else:
+            return
+    # A second time the list was not kept by the requeued job: a new one brings its own.
+    if job.record.continue_by == REQUEUE and is_first:
+        names = list(standing_exclusions(job))
+        try:
+            queued = job.scheduler.requeue(job.job_id, restart_count=job.restart_count)
+        except SchedulerError as error:
+            warn(f"{error}; a new job is queued in its place")
+        else:
+            # Not queued: somebody has cancelled it in this moment, and is obeyed.
+            if queued:
+                keep_out_of_waiting(job, job.job_id, names, for_s=kill_wait_s(job))
+            return
+    ensure_successor(job)

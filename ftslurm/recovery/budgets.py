@@ -1,0 +1,243 @@
+"""What the cause of a failure adds to the count of failures: how often it is tried again, from
+where, and on which nodes no more.
+
+Pure. A cause that says nothing leaves the decision to the count; none ever allows more attempts
+than the larger of recovery.max_failures and its own budget. A failure is counted against its cause
+from the last newly committed step on, and a place that the run has not yet got past counts as the
+same one, so that going back over it does not begin the count anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
+
+from ftslurm.recovery.causes import (
+    CAPACITY,
+    CHECKPOINT,
+    CODE,
+    DATA,
+    GPU,
+    HANG,
+    NETWORK_TRANSIENT,
+    NODE,
+    NODE_FAULTS,
+    NUMERIC,
+    OOM_GPU,
+    OOM_HOST,
+    STORAGE,
+    UNKNOWN,
+)
+from ftslurm.run.spec import RecoverySpec
+
+if TYPE_CHECKING:
+    from ftslurm.recovery.classify import Finding
+    from ftslurm.recovery.policy import Evidence, PastAttempt
+
+SURE = 0.5
+"""Confidence below which a finding neither ends a run early nor keeps a node out of it."""
+
+_MEND = "mend the cause and submit again"
+_ADVICE = {
+    CODE: "mend the program and submit again",
+    OOM_GPU: "lower optim.micro_batch_size, or spread the model over more GPUs, and submit again",
+    OOM_HOST: "ask for more cluster.mem, or for fewer data.num_workers, and submit again",
+    NUMERIC: "lower optim.lr, look at the batches of these steps, or pass over them by "
+    "recovery.on_nan=skip, and submit again",
+    STORAGE: "have the file system looked at, then let the run go on",
+    CAPACITY: "make room or have the quota raised, then let the run go on",
+    NETWORK_TRANSIENT: "have the network between the nodes looked at, then let the run go on",
+    HANG: "look into the attempt's evidence/stacks for the rank that is elsewhere than the others, "
+    "mend the cause and submit again",
+    NODE: "have the node looked at, then let the run go on",
+    GPU: "have the GPU looked at, then let the run go on",
+    DATA: "mend the data, or build it anew, and submit again",
+    CHECKPOINT: "look at the checkpoints with `ftslurm verify`, then let the run go on",
+}
+
+# It may pass by itself, so that even the first retry is worth a wait.
+_PASSING = frozenset({NETWORK_TRANSIENT, STORAGE})
+# One of these may hit any node; the same node twice is the node's own.
+_TWICE_IS_THE_NODE = frozenset({HANG, NETWORK_TRANSIENT, STORAGE})
+# A program that fails alike at one place fails there for ever.
+_REPEATABLE = frozenset({CODE, DATA, CHECKPOINT, UNKNOWN})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is particular to the cause; all empty: nothing."""
+
+    stop: str = ""
+    """Why there is no further attempt."""
+    otherwise: str = ""
+    """From where the next attempt goes on, if not from the newest committed step."""
+    restore_before: Optional[int] = None
+    skip_steps: tuple[tuple[int, int], ...] = ()
+    exclude: tuple[str, ...] = ()
+    advice: str = _MEND
+    budget: str = ""
+
+
+def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> Verdict:
+    """`evidence` is that of a failure."""
+    finding = evidence.finding
+    if finding is None:
+        return Verdict()
+    if finding.cause == NUMERIC and evidence.step is not None and not evidence.is_program:
+        return _numeric(history, evidence, rules, bad_step=evidence.step)
+    cause = finding.cause
+    times, allowed = _times(history, evidence, cause), rules.budgets.get(cause)
+    stop = ""
+    if cause in _REPEATABLE:
+        stop = _comes_again(history, evidence, rules, finding)
+    elif cause in (OOM_GPU, OOM_HOST) and not _has_trained(evidence) and not evidence.is_program:
+        stop = f"{cause} before the attempt's first step, so the next one would end there as well"
+    if not stop and cause != CODE and allowed is not None and times > allowed:
+        stop = (
+            f"{_failures(times)} of cause {cause} without a newly committed step, "
+            f"recovery.budgets.{cause} is {allowed}"
+        )
+    budget = f"{_failures(times)} of cause {cause}"
+    if allowed is not None:
+        budget += f", recovery.budgets.{cause} is {allowed}"
+    return Verdict(
+        stop,
+        exclude=_excluded(history, evidence, rules, finding),
+        advice=_ADVICE.get(cause, _MEND),
+        budget=budget,
+    )
+
+
+def identity(evidence: Evidence) -> tuple[Optional[str], Optional[int]]:
+    """By what a failure is known again, and at which step: what the rank has said, or, of one that
+    crashed without a word, how it did."""
+    failure, finding = evidence.first_failure, evidence.finding
+    if failure is not None and failure.signature is not None:
+        return failure.signature, evidence.step if failure.step is None else failure.step
+    if finding is not None and finding.cause == CODE:
+        return f"{finding.signature} of rank {finding.blamed_rank}", evidence.step
+    return None, evidence.step
+
+
+def backoff_s(failures_in_a_row: int, cause: str, rules: RecoverySpec) -> float:
+    """Nothing for a failure after progress, or for a first one that will not pass by waiting."""
+    turns = failures_in_a_row - (0 if cause in _PASSING else 1)
+    if turns < 1:
+        return 0.0
+    # Far above any sensible cap, and below what a float can hold.
+    return min(rules.backoff_max_s, rules.backoff_s * 2.0 ** min(turns - 1, 60))
+
+
+def _times(history: Sequence[PastAttempt], evidence: Evidence, cause: str) -> int:
+    """Failures of this cause with no newly committed step between them, this one included."""
+    count = 1
+    if evidence.progressed:
+        return count
+    for past in reversed(history):
+        if past.ended_run:
+            break
+        # Its failure came after what it committed.
+        count += past.failed and past.cause == cause
+        if past.progressed:
+            break
+    return count
+
+
+def _comes_again(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, finding: Finding
+) -> str:
+    """Why the same would come again; empty: it need not."""
+    if finding.cause == CODE and finding.confidence >= SURE and _never_trained(history, evidence):
+        return "no step was trained before it, so the same start would fail the same way"
+    signature, step = identity(evidence)
+    if signature is None or step is None:
+        return ""
+    # In a start, much that passes looks alike: a peer that is late, a port that is taken.
+    if finding.cause == UNKNOWN and step <= evidence.began_at:
+        return ""
+    same = [
+        past.number
+        for past in history
+        if past.failed and past.signature == signature and past.step == step
+    ]
+    if not same or len(same) < rules.budgets.get(finding.cause, 1):
+        return ""
+    return f"the same error came at the same step, {step}, as in attempt {same[-1]}"
+
+
+def _never_trained(history: Sequence[PastAttempt], evidence: Evidence) -> bool:
+    if evidence.is_program:
+        return False  # nobody knows
+    steps = [evidence.committed_step, evidence.step, *(past.step for past in history)]
+    return not any(steps)
+
+
+def _has_trained(evidence: Evidence) -> bool:
+    return evidence.progressed or (evidence.step or 0) > evidence.began_at
+
+
+def _numeric(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, *, bad_step: int
+) -> Verdict:
+    """Back by one committed step more than usual, then over the batches or not at all."""
+    newest, older = evidence.committed_step, evidence.committed_before
+    # The oldest that is left is never given up: nothing but step 0 would be behind it.
+    goes_back = newest is not None and older is not None
+    begin = (older if goes_back else newest) or 0
+    before = [
+        past
+        for past in history
+        if past.failed and past.cause == NUMERIC and (past.step or 0) > (newest or 0)
+    ]
+    allowed = rules.budgets.get(NUMERIC, rules.max_failures)
+    budget = f"{_failures(len(before) + 1)} of cause numeric at this place, recovery.on_nan is "
+    verdict = Verdict(
+        otherwise=f"the next attempt goes on from step {begin}",
+        restore_before=newest if goes_back else None,
+        advice=_ADVICE[NUMERIC],
+        budget=f"{budget}{rules.on_nan}",
+    )
+    place = f"between step {begin} and step {bad_step}"
+    if rules.on_nan == "stop":
+        return _stopped(verdict, "the loss cannot be trained on, and recovery.on_nan is stop")
+    if len(before) < allowed:
+        return verdict
+    if rules.on_nan == "rollback":
+        return _stopped(verdict, f"the loss went wrong again {place} after going back")
+    if any(past.skipped for past in before):
+        return _stopped(verdict, f"the loss went wrong again {place} after passing over batches")
+    return Verdict(
+        otherwise=f"{verdict.otherwise} and passes over the batches of steps {begin + 1} to "
+        f"{bad_step}",
+        restore_before=verdict.restore_before,
+        skip_steps=((begin + 1, bad_step),),
+        advice=verdict.advice,
+        budget=verdict.budget,
+    )
+
+
+def _stopped(verdict: Verdict, why: str) -> Verdict:
+    return Verdict(why, advice=verdict.advice, budget=verdict.budget)
+
+
+def _excluded(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, finding: Finding
+) -> tuple[str, ...]:
+    node, enough = finding.blamed_node, rules.max_node_faults
+    if node is None or enough == 0 or finding.confidence < SURE:
+        return ()
+    if finding.cause in NODE_FAULTS:
+        faults = evidence.node_faults.get(node, 0) + 1
+    elif finding.cause in _TWICE_IS_THE_NODE:
+        faults = sum(
+            past.failed and past.cause == finding.cause and past.blamed_node == node
+            for past in history
+        )
+    else:
+        return ()
+    return (node,) if faults >= enough else ()
+
+
+def _failures(times: int) -> str:
+    return "1 failure" if times == 1 else f"{times} failures"

@@ -1,0 +1,384 @@
+"""What ended an attempt, told from everything that was left behind: one cause, how sure, who.
+
+Pure and table-driven: clues in, a finding out. The most trusted clue that names a cause is the
+root: Slurm's word for this run of the job, then slurmstepd, the kernel, the earliest exception of a
+rank, and last what communication libraries print. What only tells of another rank's end is an echo
+and never takes the place of a root, whatever its wall time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+from ftslurm.recovery.causes import (
+    CANCELLED_ADMIN,
+    CANCELLED_USER,
+    CODE,
+    GPU,
+    HANG,
+    MEANING,
+    NETWORK_TRANSIENT,
+    NODE,
+    PREEMPTED,
+    STRAGGLER,
+    TIME_LIMIT,
+    UNKNOWN,
+)
+from ftslurm.recovery.signatures import (
+    ACCOUNTING,
+    AGENT,
+    HARDWARE,
+    KERNEL,
+    LAUNCHER,
+    LOG,
+    NODE_STATE,
+    RANK_ERROR,
+    STANDSTILL,
+    STATE,
+    TEXT,
+    UNCLEAR,
+    WEAK,
+    Signature,
+    Table,
+    look_up,
+)
+from ftslurm.recovery.signatures_ranks import (
+    ANY,
+    ANY_IN_LOG,
+    DEATHS,
+    ECHOES,
+    MEETING,
+    NAMED,
+    OURS,
+    TYPES,
+)
+from ftslurm.recovery.signatures_system import (
+    ACCOUNT,
+    AGENTS,
+    EXITS,
+    KERNEL_LINES,
+    NODE_STATES,
+    SLURM_LINES,
+)
+from ftslurm.run.srun_lines import RankExit
+
+TABLE: Table = {
+    RANK_ERROR: [*OURS, *NAMED, *DEATHS, *ECHOES, *MEETING, *TYPES, *ANY],
+    LOG: [*OURS, *SLURM_LINES, *NAMED, *DEATHS, *ECHOES, *MEETING, *TYPES, *ANY_IN_LOG],
+    LAUNCHER: [*SLURM_LINES, *EXITS],
+    ACCOUNTING: ACCOUNT,
+    NODE_STATE: NODE_STATES,
+    AGENT: AGENTS,
+    KERNEL: KERNEL_LINES,
+}
+
+OWNER = "owner"
+OTHER = "other"
+
+_NODE_IS_TOLD = frozenset({NODE, GPU, HANG, STRAGGLER})
+_SHOWN = 5
+_SENTENCE_CHARACTERS = 240
+_GPU_ADDRESS = re.compile(r"\b((?:[0-9a-fA-F]{4}|[0-9a-fA-F]{8}):[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+_JOB = re.compile(r"\bjob_(\d+)\b")
+
+
+@dataclass(frozen=True)
+class Clue:
+    """One line of text that somebody left, and where it is to be read."""
+
+    kind: str
+    """rank_error | log | launcher | accounting | node_state | agent | kernel"""
+    text: str
+    at: Optional[float] = None
+    """UTC seconds by the leader's clock; of a line without a time, when its file was last written.
+    """
+    rank: Optional[int] = None
+    node: Optional[str] = None
+    file: Optional[str] = None
+    line: Optional[int] = None
+    """From 1."""
+    context: str = ""
+    """The traceback that `text` ends, if it ends one."""
+    step: Optional[int] = None
+    """Of a rank's own record: steps it had trained."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an attempt beside its texts."""
+
+    rc: int = 0
+    """Exit code of the launcher."""
+    term: bool = False
+    """The batch shell was told to end."""
+    done: bool = False
+    preempted: Optional[bool] = None
+    limit_passed: Optional[bool] = None
+    cancelled_by: Optional[str] = None
+    """owner | other; None: it was not cancelled, or nobody can say."""
+    step: Optional[int] = None
+    """Last step trained before the end; None: none, or it is not known."""
+    job_id: Optional[str] = None
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> node."""
+    exits: Mapping[int, RankExit] = field(default_factory=dict)
+    """How each rank ended, as far as the launcher told."""
+    unasked: tuple[str, ...] = ()
+    """Sources that could not be asked, a sentence each."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    cause: str
+    """A word of causes.py."""
+    confidence: float
+    """0 to 1."""
+    blamed_rank: Optional[int]
+    blamed_node: Optional[str]
+    """Only where a node can be at fault (node, gpu, hang, straggler)."""
+    blamed_gpu: Optional[str]
+    """PCI address."""
+    clues: list[Clue]
+    """Those that decided, best first."""
+    sentence: str
+    blamed_nodes: tuple[str, ...] = ()
+    """All nodes of which the same was said; the first is blamed_node."""
+    signature: str = ""
+    """Name of the row that decided."""
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A clue and the row that it was read by."""
+
+    clue: Clue
+    row: Signature
+    trust: int
+    place: int
+    """Of the row in its table."""
+    node: Optional[str]
+    rank: Optional[int]
+
+    @property
+    def is_echo(self) -> bool:
+        return self.row.cause is None
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        at = math.inf if self.clue.at is None else self.clue.at
+        line = self.clue.line or 0
+        rank = math.inf if self.rank is None else self.rank
+        if self.clue.kind == LAUNCHER:  # srun prints ends in the order in which it hears of them
+            return (self.trust, at, line, self.place, rank)
+        return (self.trust, at, self.place, rank, line)
+
+
+def classify(clues: Sequence[Clue], facts: Facts) -> Finding:
+    """The cause of an attempt's end; `unknown` when nothing names one."""
+    readings = [*_from_facts(facts), *filter(None, (_read(clue) for clue in clues))]
+    roots = _roots(readings, facts)
+    if not roots:
+        return _nothing(readings, facts)
+    return _finding(readings, roots, facts)
+
+
+def is_telling(kind: str, text: str) -> bool:
+    """Whether some row of the table has a word for this line."""
+    return look_up(TABLE[kind], text) is not None
+
+
+def _read(clue: Clue) -> Optional[_Reading]:
+    found = look_up(TABLE[clue.kind], clue.text, clue.context)
+    if found is None:
+        return None
+    row, match = found
+    trust = row.trust_in(clue.kind, ends_traceback=bool(clue.context))
+    groups = match.groupdict()
+    named = groups.get("rank")
+    node, rank = groups.get("node"), int(named) if named is not None else None
+    # slurmstepd names the first node of a step that lost another one, and a watchdog speaks on
+    # every rank: whoever says it is not whom it is about.
+    by_step = row.cause == NODE and clue.kind in (LAUNCHER, LOG)
+    by_victim = row.cause in (HANG, NETWORK_TRANSIENT) and trust == TEXT
+    if not by_step and not by_victim:
+        node = node or clue.node
+        rank = clue.rank if rank is None else rank
+    return _Reading(clue, row, trust, TABLE[clue.kind].index(row), node, rank)
+
+
+def _from_facts(facts: Facts) -> list[_Reading]:
+    """What was asked of Slurm as a question of its own."""
+    said: list[tuple[str, str, int, float]] = []
+    if facts.cancelled_by == OWNER:
+        said.append((CANCELLED_USER, "the job was cancelled by its owner", STATE, 0.95))
+    elif facts.cancelled_by is not None:
+        said.append((CANCELLED_ADMIN, "the job was cancelled by somebody else", STATE, 0.95))
+    if facts.preempted:
+        said.append((PREEMPTED, "the job was preempted (PreemptTime is set)", STATE, 0.95))
+    if facts.limit_passed:
+        # Of ranks that end late by themselves nobody can tell this from a failure.
+        trust = STATE if facts.term else WEAK
+        said.append((TIME_LIMIT, "the job's time limit has passed", trust, 0.9))
+    return [
+        _Reading(
+            Clue(ACCOUNTING, text),
+            Signature(text, "", cause, "squeue", confidence),
+            trust,
+            place,
+            None,
+            None,
+        )
+        for place, (cause, text, trust, confidence) in enumerate(said)
+    ]
+
+
+def _roots(readings: Sequence[_Reading], facts: Facts) -> list[_Reading]:
+    """Readings that may be what came first, best first."""
+    spoke = {
+        reading.rank
+        for reading in readings
+        if reading.clue.kind == RANK_ERROR and not reading.is_echo
+    }
+    standstill = min(
+        (reading.clue.at for reading in readings
+         if reading.trust == STANDSTILL and reading.clue.at is not None),
+        default=math.inf,
+    )  # fmt: skip
+    kept = [
+        reading
+        for reading in readings
+        if not reading.is_echo
+        and not _is_repeated(reading, spoke)
+        and not _is_after(reading, standstill)
+        and not _is_of_another_job(reading, facts)
+    ]
+    return sorted(kept, key=lambda reading: reading.order)
+
+
+def _is_repeated(reading: _Reading, spoke: set[Optional[int]]) -> bool:
+    """The log of a rank whose own record names a cause: the record is the better account."""
+    return reading.clue.kind == LOG and reading.trust >= HARDWARE and reading.rank in spoke
+
+
+def _is_after(reading: _Reading, standstill: float) -> bool:
+    """A rank's exception once the agents had begun to end the ranks of a standstill."""
+    at = reading.clue.at
+    return HARDWARE < reading.trust <= UNCLEAR and at is not None and at > standstill
+
+
+def _is_of_another_job(reading: _Reading, facts: Facts) -> bool:
+    """The kernel speaks of all jobs of a node."""
+    if reading.clue.kind != KERNEL or facts.job_id is None:
+        return False
+    jobs = _JOB.findall(reading.clue.text)
+    return bool(jobs) and facts.job_id.partition("_")[0] not in jobs
+
+
+def _finding(readings: Sequence[_Reading], roots: Sequence[_Reading], facts: Facts) -> Finding:
+    root = roots[0]
+    cause = root.row.cause or UNKNOWN
+    if cause == UNKNOWN and root.clue.kind == LAUNCHER:
+        root = _first_end(root, readings, roots)
+    same = [root, *(item for item in roots if item.row.cause == cause and item is not root)]
+    nodes: tuple[str, ...] = ()
+    if cause in _NODE_IS_TOLD:
+        nodes = tuple(dict.fromkeys(filter(None, (_node(item, facts) for item in same))))
+    gpus = [_gpu(reading.clue.text) for reading in same] if cause == GPU else []
+    rank = next((item.rank for item in same if item.rank is not None), None)
+    if cause in (NODE, GPU) and root.rank is None:
+        rank = None
+    shown = [root.clue, *(reading.clue for reading in same[1:] if reading.trust <= TEXT)]
+    return Finding(
+        cause=cause,
+        confidence=_confidence(root, roots, facts),
+        blamed_rank=rank,
+        blamed_node=nodes[0] if nodes else None,
+        blamed_gpu=next(filter(None, gpus), None),
+        clues=list(dict.fromkeys(shown))[:_SHOWN],
+        sentence=_sentence(cause, root, facts),
+        blamed_nodes=nodes,
+        signature=root.row.name,
+    )
+
+
+def _node(reading: _Reading, facts: Facts) -> Optional[str]:
+    if reading.node is None and reading.rank is not None:
+        return facts.nodes.get(reading.rank)
+    return reading.node
+
+
+def _first_end(root: _Reading, readings: Sequence[_Reading], roots: Sequence[_Reading]) -> _Reading:
+    """The rank that ended first, of those that did not only lose another one: srun KILLs what
+    outlives its TERM, and a peer may be heard to end before the one that was killed."""
+    echoing = {item.rank for item in readings if item.is_echo and item.clue.kind == RANK_ERROR}
+    ends = [
+        item
+        for item in roots
+        if item.row.cause == UNKNOWN
+        and item.clue.kind == LAUNCHER
+        and item.rank is not None
+        and item.rank not in echoing
+    ]
+    return min(ends, key=lambda item: item.clue.line or 0, default=root)
+
+
+def _gpu(text: str) -> Optional[str]:
+    found = _GPU_ADDRESS.search(text)
+    # The kernel writes the PCI domain in four digits, NVML in eight.
+    return found[1].lower()[-10:] if found else None
+
+
+def _confidence(root: _Reading, roots: Sequence[_Reading], facts: Facts) -> float:
+    confidence = root.row.confidence
+    if root.row.cause == CODE and root.clue.kind == RANK_ERROR and not facts.step:
+        confidence += 0.05
+    others = roots[1:]
+    if any(item.row.cause == root.row.cause and item.clue.kind != root.clue.kind
+           for item in others):  # fmt: skip
+        confidence += 0.04
+    if any(item.row.cause != root.row.cause and item.trust <= UNCLEAR for item in others):
+        confidence -= 0.15
+    return round(min(0.99, max(0.05, confidence)), 2)
+
+
+def _sentence(cause: str, root: _Reading, facts: Facts) -> str:
+    text = " ".join(root.clue.text.split())[:_SENTENCE_CHARACTERS]
+    who = ""
+    if root.rank is not None:
+        node = root.node or facts.nodes.get(root.rank)
+        who = f" rank {root.rank}" + (f" on {node}" if node else "")
+    elif root.node is not None:
+        who = f" {root.node}"
+    elif root.clue.kind == NODE_STATE and cause == NODE:
+        who = " a node"
+    when = "" if root.clue.step is None else f" at step {root.clue.step}"
+    said = f"{who}{when}: `{text}`" if who else f" `{text}`"
+    return f"{cause}, {MEANING[cause]}:{said}"
+
+
+def _nothing(readings: Sequence[_Reading], facts: Facts) -> Finding:
+    """Only echoes, or not a word."""
+    echoes = [reading for reading in readings if reading.is_echo]
+    heard = {reading.rank for reading in echoes if reading.rank is not None}
+    silent = sorted(set(facts.nodes) - heard)
+    rank = silent[0] if heard and len(silent) == 1 else None
+    if rank is not None:
+        why = f"rank {rank} on {facts.nodes[rank]} left without a word, the others only lost it"
+    elif echoes:
+        why = "every rank only tells of another one's end"
+    else:
+        why = f"the launcher ended with code {facts.rc}, and no rank, node or log says why"
+    missing = f" (not asked: {'; '.join(facts.unasked)})" if facts.unasked else ""
+    return Finding(
+        UNKNOWN,
+        0.2,
+        rank,
+        None,
+        None,
+        [reading.clue for reading in echoes[:_SHOWN]],
+        f"{UNKNOWN}, {MEANING[UNKNOWN]}: {why}{missing}",
+    )

@@ -1,0 +1,153 @@
+"""Which nodes a run keeps away from, and which of an allocation an attempt runs on.
+
+Pure: events and node names in, values out. A node is kept out after recovery.max_node_faults faults
+of its own, or when a decision has said so; never so many that the job cannot start. The ranks keep
+to the order of the allocation, whose first node runs the batch script and hosts rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, RETURNED, NodeEvent
+from ftslurm.run.spec import ClusterSpec, RecoverySpec
+
+REFUSE = "refuse"
+"""recovery.elastic_lr: never fewer nodes."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A node that is kept out."""
+
+    node: str
+    since: float
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What becomes of the nodes of an allocation."""
+
+    ranks_on: list[str]
+    """In the allocation's order; empty: it cannot serve."""
+    spares: list[str] = field(default_factory=list)
+    """Usable, and not needed."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Node -> why no rank runs on it."""
+    why_not: str = ""
+    """Why the allocation cannot serve."""
+
+    @property
+    def serves(self) -> bool:
+        return bool(self.ranks_on)
+
+
+def fault_counts(events: Sequence[NodeEvent]) -> dict[str, int]:
+    """Faults of each node since it was last readmitted."""
+    counts: dict[str, int] = {}
+    for event in events:
+        if event.kind == FAULT:
+            counts[event.node] = counts.get(event.node, 0) + 1
+        elif event.kind == READMITTED:
+            counts.pop(event.node, None)
+    return counts
+
+
+def troubles(events: Sequence[NodeEvent]) -> dict[str, int]:
+    """How often each node was given up or at fault, ever: it may be needed, others are better."""
+    counts: dict[str, int] = {}
+    for event in events:
+        if event.kind in (FAULT, EXCLUDED):
+            counts[event.node] = counts.get(event.node, 0) + 1
+    return counts
+
+
+def excluded_now(events: Sequence[NodeEvent], *, max_node_faults: int) -> list[Exclusion]:
+    """Oldest first. `max_node_faults` 0: faults exclude nobody."""
+    found: dict[str, Exclusion] = {}
+    faults: dict[str, int] = {}
+    for event in events:
+        if event.kind == READMITTED:
+            found.pop(event.node, None)
+            faults.pop(event.node, None)
+            continue
+        if event.kind == FAULT:
+            faults[event.node] = faults.get(event.node, 0) + 1
+        enough = 0 < max_node_faults <= faults.get(event.node, 0)
+        if event.node not in found and (event.kind == EXCLUDED or (event.kind == FAULT and enough)):
+            found[event.node] = Exclusion(event.node, event.at, event.attempt, event.why)
+    return list(found.values())
+
+
+def too_many(
+    exclusions: Sequence[Exclusion], *, serving: Collection[str], needed: int
+) -> list[Exclusion]:
+    """Those to give up, oldest first, so that `needed` of the nodes that could serve are left.
+
+    None when nobody can say, or even that would not do: the job then waits for nodes that are away,
+    not for these.
+    """
+    missing = needed - len(set(serving) - {one.node for one in exclusions})
+    candidates = [one for one in exclusions if one.node in serving]
+    return candidates[:missing] if 0 < missing <= len(candidates) else []
+
+
+def least_nodes(cluster: ClusterSpec, recovery: RecoverySpec) -> int:
+    """Fewest nodes that an attempt may run on."""
+    if recovery.min_nodes is None or recovery.elastic_lr == REFUSE:
+        return cluster.nodes
+    return min(recovery.min_nodes, cluster.nodes)
+
+
+def place(
+    nodes: Sequence[str],
+    *,
+    wanted: int,
+    least: int,
+    unusable: Mapping[str, str],
+    faults: Mapping[str, int],
+) -> Placement:
+    """`nodes`: of the allocation; `unusable`: node -> why; `faults`: of nodes that may be used,
+    which a spare is preferred to. Fewer than `wanted` only where there is nothing left."""
+    left_out = {node: unusable[node] for node in nodes if node in unusable}
+    usable = [node for node in nodes if node not in unusable]
+    if nodes[0] in unusable:
+        why = f"{nodes[0]}, where the batch script runs, {unusable[nodes[0]]}"
+        return Placement([], left_out=left_out, why_not=why)
+    if len(usable) < least:
+        why = f"{len(usable)} of its nodes can be used, {least} are needed"
+        told = "".join(f"; {node} {reason}" for node, reason in left_out.items())
+        return Placement([], left_out=left_out, why_not=why + told)
+    first, *others = usable
+    best = sorted(others, key=lambda node: faults.get(node, 0))  # stable: the allocation's order
+    chosen = {first, *best[: wanted - 1]}
+    return Placement(
+        ranks_on=[node for node in usable if node in chosen],
+        spares=[node for node in usable if node not in chosen],
+        left_out=left_out,
+    )
+
+
+def hostlist_to_set(
+    old: Collection[str],
+    *,
+    by_person: Collection[str],
+    ours: Sequence[NodeEvent],
+    now: Sequence[str],
+) -> list[str]:
+    """What a job's list of excluded nodes is to become. Setting it replaces it, so what others have
+    put there stays, and so does a person's own; of ours only what holds now."""
+    once_ours = {event.node for event in ours if event.kind != RETURNED}
+    return sorted({*by_person, *now} | (set(old) - once_ours))
+
+
+def returns_in_a_row(events: Sequence[NodeEvent], newest_attempt: int, *, since: float) -> int:
+    """How often the run has given an allocation back since its newest attempt was claimed, and
+    since `since`, when a person last queued it."""
+    return sum(
+        event.kind == RETURNED and event.attempt == newest_attempt and event.at >= since
+        for event in events
+    )

@@ -1,0 +1,168 @@
+"""Nodes that failed a run are kept out of its next job: noted, counted, and set in Slurm.
+
+Slurm takes a list of excluded nodes only for a job that waits, and a requeue kills the shell that
+asks for it; but from the moment of the requeue on the list can be set, and the shell, which ignores
+TERM, has KillWait for it (seen on 22.05: 20 ms). What is not set then is no loss of the exclusion:
+the claim of the next attempt looks at its nodes before any rank starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ftslurm.errors import SchedulerError, UsageError, warn
+from ftslurm.files import best_effort
+from ftslurm.recovery.budgets import SURE
+from ftslurm.recovery.causes import NODE_FAULTS
+from ftslurm.recovery.evidence import read_decision
+from ftslurm.recovery.exclusion import (
+    Exclusion,
+    Placement,
+    excluded_now,
+    hostlist_to_set,
+    least_nodes,
+    place,
+    too_many,
+    troubles,
+)
+from ftslurm.run.attempts import claimed_numbers
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, note_node, read_node_events
+from ftslurm.scheduler.hostlist import expand
+from ftslurm.scheduler.protocol import Site
+
+if TYPE_CHECKING:
+    from ftslurm.recovery.successor import OwnJob
+
+POLL_S = 0.3
+UNKNOWN_KILL_WAIT_S = 30.0
+"""Slurm's default."""
+
+
+def remember(layout: RunLayout, number: int, decision: Mapping[str, Any]) -> None:
+    """Note what an attempt's decision says of nodes; once, however often it is called."""
+    blamed = decision.get("blamed") or {}
+    cause, why = str(decision.get("cause", "")), str(decision.get("reason", ""))
+    told = [(EXCLUDED, node) for node in decision.get("exclude") or ()]
+    sure = decision.get("confidence") is None or decision["confidence"] >= SURE
+    if cause in NODE_FAULTS and blamed.get("node") and sure:
+        told.insert(0, (FAULT, blamed["node"]))
+    for kind, node in told:
+        with best_effort(f"what is known of node {node} is not on record"):
+            note_node(layout, kind, node, attempt=number, cause=cause, why=why)
+
+
+def known_exclusions(job: OwnJob) -> dict[str, str]:
+    """Node -> why no attempt of the run is placed on it, by what is known of it."""
+    return _told(_exclusions(job))
+
+
+def standing_exclusions(job: OwnJob) -> dict[str, str]:
+    """The same for a job that is to be queued: so many that it could never start are too many, and
+    the oldest are given up then, on record."""
+    cluster = job.record.spec.cluster
+    exclusions = _exclusions(job)
+    if not exclusions:
+        return {}
+    needed = cluster.nodes + cluster.spares
+    dropped = too_many(exclusions, serving=_serving(job), needed=needed)
+    for one in dropped:
+        why = (
+            f"the job needs {needed} nodes and could never start without {one.node}, the node that "
+            "has been kept out for longest"
+        )
+        warn(f"node {one.node} is used again: {why}")
+        newest = max(claimed_numbers(job.layout), default=0)
+        with best_effort("not on record"):
+            note_node(job.layout, READMITTED, one.node, attempt=newest, why=why, now=job.now)
+    return _told([one for one in exclusions if one not in dropped])
+
+
+def _exclusions(job: OwnJob) -> list[Exclusion]:
+    """Oldest first. The machine of a local run has nothing in its place."""
+    if job.scheduler.name == "local":
+        return []
+    most = job.record.spec.recovery.max_node_faults
+    return excluded_now(read_node_events(job.layout), max_node_faults=most)
+
+
+def _serving(job: OwnJob) -> set[str]:
+    """Nodes that could serve the run's next job; empty where nobody can say."""
+    cluster = job.record.spec.cluster
+    site = Site.from_dict(job.record.site) if job.record.site else None
+    partition = cluster.partition or (site.default_partition if site else None)
+    serving = job.scheduler.serving_nodes(partition, cluster.constraint or "")
+    return set(serving or ()) - _by_person(job)
+
+
+def _told(exclusions: Sequence[Exclusion]) -> dict[str, str]:
+    return {one.node: f"is kept out since attempt {one.attempt}" for one in exclusions}
+
+
+def placement(
+    job: OwnJob,
+    nodes: Sequence[str],
+    unusable: Mapping[str, str],
+    doubtful: Collection[str] = (),
+) -> Placement:
+    """Where in this allocation an attempt may run. `unusable`: node -> why; a spare is preferred to
+    a `doubtful` node, and to one that has ever had a fault."""
+    cluster, recovery = job.record.spec.cluster, job.record.spec.recovery
+    faults = troubles(read_node_events(job.layout))
+    return place(
+        nodes,
+        wanted=cluster.nodes,
+        least=least_nodes(cluster, recovery),
+        unusable=unusable,
+        faults={node: faults.get(node, 0) + (node in doubtful) for node in nodes},
+    )
+
+
+def keep_out_of_waiting(job: OwnJob, job_id: str, names: Sequence[str], *, for_s: float) -> bool:
+    """Have a job that is being queued again, or waits, kept off these nodes, and no longer off
+    those that the run has readmitted; whether it is, as read back. Tried for so long."""
+    events = read_node_events(job.layout)
+    if not (names or events):
+        return True
+    deadline = job.now() + for_s
+    said, pause_s = "there was no time for it", 0.0
+    while job.now() < deadline:
+        try:
+            old = job.scheduler.excluded_nodes(job_id)
+            wanted = hostlist_to_set(old, by_person=_by_person(job), ours=events, now=names)
+            if set(old) == set(wanted):
+                return True
+            job.scheduler.exclude_nodes(job_id, wanted)
+            said = "Slurm took the list and does not show it"
+        except (SchedulerError, UsageError) as error:
+            said, pause_s = str(error), POLL_S
+        job.sleep(pause_s)  # what was set is read back at once
+        pause_s = POLL_S
+    what = f"kept off {', '.join(names)}" if names else "given back the nodes it was kept off"
+    warn(f"job {job_id} is not {what} ({said}); it looks at its nodes itself when it starts")
+    return False
+
+
+def kill_wait_s(job: OwnJob) -> float:
+    """How long a requeue lets the shell live that has asked for it."""
+    return Site.from_dict(job.record.site).kill_wait_s if job.record.site else UNKNOWN_KILL_WAIT_S
+
+
+def remember_last(layout: RunLayout) -> dict[str, Any]:
+    """The decision after the newest attempt; what it says of nodes is noted if its shell died
+    before it could."""
+    numbers = claimed_numbers(layout)
+    if not numbers:
+        return {}
+    decision = read_decision(layout.attempt(numbers[-1]))
+    remember(layout, numbers[-1], decision)
+    return decision
+
+
+def _by_person(job: OwnJob) -> set[str]:
+    text = job.record.spec.cluster.exclude
+    try:
+        return set(expand(text)) if text else set()
+    except UsageError:
+        return set()

@@ -1,0 +1,84 @@
+"""What the batch loop asks the agents' leader of its job: which nodes are lost, whether an old
+attempt's processes are gone, and that an attempt begins.
+
+A job without agents, or with a leader that does not answer in time, is answered for as if all were
+well. Never decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Optional
+
+from ftslurm.run.attempts import Attempt
+
+if TYPE_CHECKING:
+    from ftslurm.recovery.successor import OwnJob
+
+NODES_S = 2.0
+CLEAR_S = 15.0
+"""Agents give leftovers 5 s from TERM to KILL, and look once more."""
+BEGIN_S = 2.0
+ENDED_S = 5.0
+"""What the agents have seen is written down, durably, before the answer."""
+ENDED_IN_GRACE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Word:
+    """What the leader says of the job's nodes."""
+
+    lost: dict[str, str] = field(default_factory=dict)
+    """Node -> why no rank may be placed on it: not reached, or not clean."""
+    unreachable: frozenset[str] = frozenset()
+    """Those among them that Slurm cannot clean up either until it gives them up."""
+    doubtful: frozenset[str] = frozenset()
+    """Nothing is known of these: the node answers, its agent does not."""
+
+
+def look(job: OwnJob, attempt: int) -> Word:
+    """Before a new attempt: are the nodes there, and clean of `attempt` and all before it?"""
+    states = (_ask(job, {"ask": "nodes"}, NODES_S) or {}).get("nodes", {})
+    words = {name: str(of.get("state")) for name, of in states.items()}
+    lost = {name: "does not answer the other nodes" for name in words if words[name] == "lost"}
+    unreachable = frozenset(lost)
+    if states and attempt:
+        answer = _ask(job, {"ask": "clear", "attempt": attempt}, CLEAR_S) or {}
+        for name, pids in (answer.get("leftover") or {}).items():
+            if pids:
+                lost[name] = f"still runs processes of an earlier attempt (pids {_few(pids)})"
+        for name in answer.get("lost") or ():
+            # Too busy to answer in time, perhaps: no fault of the node yet.
+            lost.setdefault(name, "has not said that it is clean of earlier attempts")
+    doubtful = frozenset(name for name in words if words[name] == "gone")
+    return Word(lost, unreachable, doubtful)
+
+
+def tell_begin(job: OwnJob, attempt: Attempt) -> None:
+    """The attempt's ranks are about to be started."""
+    question = {
+        "ask": "begin",
+        "attempt": attempt.number,
+        "nodes": attempt.nodes,
+        "tasks_per_node": attempt.tasks_per_node,
+    }
+    _ask(job, question, BEGIN_S)
+
+
+def tell_ended(job: OwnJob, number: int, *, rc: int, in_grace: bool) -> None:
+    """The ranks of attempt `number` have ended: what the agents know of it is to be on the disk."""
+    question = {"ask": "ended", "attempt": number, "rc": rc}
+    _ask(job, question, ENDED_IN_GRACE_S if in_grace else ENDED_S)
+
+
+def _ask(job: OwnJob, question: Mapping[str, Any], timeout_s: float) -> Optional[dict[str, Any]]:
+    if job.scheduler.name == "local" or not job.record.spec.recovery.agents:
+        return None
+    from ftslurm.agent.ask import ask  # late: a job without agents needs nothing of it
+
+    return ask(job.layout, job.job_id, dict(question), timeout_s)
+
+
+def _few(pids: list[Any]) -> str:
+    return ", ".join(map(str, pids[:5])) + (", ..." if len(pids) > 5 else "")

@@ -1,0 +1,71 @@
+"""What a node kept of itself (agent/collect.py), as clues: its kernel's lines and its GPUs' state.
+
+Pure. Of the kernel log only the attempt's own time counts: an Xid of last week is none of its.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+from ftslurm.recovery.classify import Clue, is_telling
+from ftslurm.recovery.signatures import KERNEL
+
+BEFORE_S = 5.0
+"""A line this much older than the attempt still counts: clocks, and the claim's own time."""
+
+_DMESG = re.compile(r"^\[\s*(\d+\.\d+)\]\s*(.*)")
+_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})")
+
+
+def kernel_clues(
+    record: Mapping[str, Any], file: str, *, since: float, offset_s: float
+) -> tuple[list[Clue], list[str]]:
+    """(clues, what could not be asked). `offset_s`: of the node's clock, ahead of the leader's."""
+    node = str(record["node"])
+    probes = record.get("probes") or {}
+    clues = []
+    for at, text in _kernel_lines(record, probes):
+        by_leader = None if at is None else at - offset_s
+        if by_leader is not None and by_leader < since - BEFORE_S:
+            continue
+        if is_telling(KERNEL, text):
+            clues.append(Clue(KERNEL, text, by_leader, node=node, file=file))
+    at = float(record["at"]) - offset_s
+    for text in _gpu_lines(str((probes.get("nvidia-smi") or {}).get("text") or "")):
+        clues.append(Clue(KERNEL, text, at, node=node, file=file))
+    # A tool that is not there is no news; one that hangs is.
+    notes = [
+        f"{name} on {node}: {row['note']}"
+        for name, row in probes.items()
+        if row.get("note") and "not on this node" not in row["note"]
+    ]
+    return clues, notes
+
+
+def _kernel_lines(
+    record: Mapping[str, Any], probes: Mapping[str, Any]
+) -> Iterator[tuple[Optional[float], str]]:
+    kernel = record.get("kernel") or []
+    if kernel:
+        for line in kernel:
+            yield line.get("at"), str(line.get("text", ""))
+        return
+    boot_at = record.get("boot_at")
+    for text in str((probes.get("dmesg") or {}).get("text") or "").splitlines():
+        found = _DMESG.match(text)
+        if found is None:
+            continue
+        yield (None if boot_at is None else boot_at + float(found[1])), found[2]
+
+
+def _gpu_lines(text: str) -> Iterator[str]:
+    """Telling lines of `nvidia-smi -q`, each with the GPU whose block it stands in."""
+    gpu = ""
+    for line in text.splitlines():
+        heading = _GPU.match(line)
+        if heading is not None:
+            gpu = heading[1]
+        if is_telling(KERNEL, line):
+            yield f"GPU {gpu}: {line.strip()}" if gpu else line.strip()

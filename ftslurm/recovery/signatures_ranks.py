@@ -1,0 +1,291 @@
+"""The table's rows for what ranks say: exceptions, and the lines of CUDA, NCCL, gloo and torch.
+
+Data only; the order is that of meaning: what names a cause comes before what is an echo of another
+rank's end, and that before the types of exceptions that any code may raise.
+"""
+
+from __future__ import annotations
+
+from ftslurm.recovery.causes import (
+    CAPACITY,
+    CHECKPOINT,
+    CODE,
+    DATA,
+    GPU,
+    HANG,
+    NETWORK_TRANSIENT,
+    NUMERIC,
+    OOM_GPU,
+    OOM_HOST,
+    STORAGE,
+    UNKNOWN,
+)
+from ftslurm.recovery.signatures import RANK, TEXT, UNCLEAR, WEAK, Signature
+
+_NVRX = "NVRx PATTERN_REGISTRY.md"
+_TORCH = "pytorch ProcessGroupNCCL.cpp"
+_STORE = "pytorch TCPStore.cpp, elastic rendezvous"
+
+_CHECKPOINT_PLACE = (
+    r"checkpoints?/|step-\d{6,}|\.distcp|\.ckpt\b|distributed/checkpoint|"
+    r"ftslurm/(checkpoint/|train/(restore|checkpointer))|load_checkpoint|safetensors"
+)
+_DATA_PLACE = (
+    r"(?i)data_?set|data_?loader|/data/|token_store|ftslurm/train/(loader|feed)|webdataset|"
+    r"\.(tar|parquet|h5|hdf5|arrow|jsonl|npy|mds)\b|h5py|_utils/(worker|fetch)\.py|\bsample\b"
+)
+_DAMAGE = (
+    r"UnicodeDecodeError|BadZipFile|EOFError|Unexpected end of|zlib\.error|\bCRC|[Cc]orrupt|"
+    r"truncated|invalid load key|UnpicklingError|not a (zip|tar|gzip|HDF5) file|"
+    r"file signature not found|PytorchStreamReader|HeaderTooLarge|SafetensorError|"
+    r"[Cc]hecksum|[Dd]igest (mismatch|differs)|\bReadError"
+)
+
+# Our own name for what the other ranks say of an end; first, because most ranks say it.
+OURS = [
+    Signature("peer lost", r"\APeerLost\b", None, "ftslurm train/entry.py"),
+    Signature("loss watch", r"\ANumericError\b", NUMERIC, "ftslurm train/numeric.py", 0.99),
+]
+
+NAMED = [
+    Signature(
+        "GPU memory",
+        r"(CUDA|HIP|Cuda failure).{0,12}out of memory|OutOfMemoryError|"
+        r"CU\w+_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
+        OOM_GPU,
+        _NVRX,
+        0.9,
+    ),
+    Signature(
+        "host memory",
+        r"^MemoryError|Cannot allocate memory|\[Errno 12\]|DefaultCPUAllocator|std::bad_alloc",
+        OOM_HOST,
+        "errno ENOMEM; torch alloc_cpu.cpp",
+        0.75,
+    ),
+    Signature(
+        "GPU broken",
+        r"uncorrectable (NVLink|ECC)|NVLink.{0,40}uncorrectable|GPU is lost|GPU requires reset|"
+        r"fallen off the bus|cudaErrorECCUncorrectable",
+        GPU,
+        "CUDA driver API errors; NVRx",
+        0.9,
+    ),
+    # As often a job without a GPU as a node with a broken one: too little to exclude a node for.
+    Signature(
+        "no GPU",
+        r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy|system not yet initialized|"
+        r"CUDA driver initialization failed",
+        GPU,
+        "CUDA driver API errors",
+        0.4,
+    ),
+    Signature(
+        "kernel fault",
+        r"device-side assert|illegal memory access|misaligned address|illegal instruction was",
+        CODE,
+        f"{_NVRX}; without an Xid of the hardware",
+        0.7,
+    ),
+    Signature(
+        "launch failure",
+        r"unspecified launch failure",
+        CODE,
+        "CUDA driver API errors; the hardware's when an Xid says so",
+        0.4,
+    ),
+    Signature(
+        "not finite",
+        r"(?i)\b(loss|grad\w*|activation\w*|norm)\b[^\n]{0,60}\b(nan|inf|infinite|non-?finite|"
+        r"not finite)\b|\bnon-?finite\b|\bnan or inf\b|returned nan values|loss spike|"
+        r"^FloatingPointError\b",
+        NUMERIC,
+        "NVRx nan_or_inf",
+        0.85,
+    ),
+    Signature(
+        "storage",
+        r"Stale file handle|Input/output error|Remote I/O error|[Tt]ransport endpoint|"
+        r"\[Errno (5|107|108|116|121)\]|Lustre\w*.{0,40}evict|\bE(STALE|IO)\b|"
+        r"EndpointConnectionError|(Read|Connect)TimeoutError|503 Service Unavailable",
+        STORAGE,
+        "judgement; errno(3)",
+        0.75,
+    ),
+    Signature(
+        "no room",
+        r"No space left|Disk quota exceeded|\[Errno (28|122)\]|\bE(NOSPC|DQUOT)\b|"
+        r"out of shared memory|killed by signal: Bus error|Fatal Python error: Bus error|"
+        r"^\s*Bus error|\d+ Bus error|ended with code 135\b|"
+        r"unable to (open|mmap|write|allocate)[^\n]{0,30} shared memory|"
+        r"killed by signal 7\b",
+        CAPACITY,
+        "judgement; errno(3), torch DataLoader",
+        0.8,
+    ),
+    Signature(
+        "no right",
+        r"Permission denied|^PermissionError|\[Errno (1|13|30)\]|Read-only file system|\bEACCES\b|"
+        r"Too many open files",
+        CAPACITY,
+        "judgement; errno(3)",
+        0.75,
+    ),
+    # What a save or a read failed of counts more than that it failed.
+    Signature("checkpoint", r"^CheckpointError\b", CHECKPOINT, "ftslurm errors.py", 0.9),
+    Signature("data", r"^DataError\b", DATA, "ftslurm errors.py", 0.9),
+    Signature("damaged checkpoint", _DAMAGE, CHECKPOINT, "NVRx", 0.75, context=_CHECKPOINT_PLACE),
+    Signature("damaged data", _DAMAGE, DATA, "NVRx confirmation_retry", 0.75, context=_DATA_PLACE),
+    Signature(
+        "InfiniBand",
+        r"NET/IB ?: ?(\S+ )*Got completion|RETRY_EXC|vendor err 129|IBV_WC_\w+_ERR",
+        NETWORK_TRANSIENT,
+        "nccl p2p.cc, nccl#902",
+        0.7,
+        trust=TEXT,
+    ),
+    Signature(
+        "NCCL usage",
+        r"ncclInvalid(Usage|Argument)",
+        CODE,
+        "pytorch NCCLUtils.cpp",
+        0.8,
+    ),
+    Signature(
+        "collective timed out",
+        r"Watchdog caught collective operation timeout|"
+        r"[Rr]ank (?P<rank>\d+) failed to pass monitoredBarrier|"
+        r"Timed out waiting \d+ ?ms for (recv|send) operation",
+        HANG,
+        f"{_TORCH}; gloo unbound_buffer.cc",
+        0.5,
+        trust=TEXT,
+    ),
+    Signature(
+        "watchdog stuck",
+        r"watchdog got stuck for|HeartbeatMonitor.{0,80}(stuck|hang|timed out)",
+        HANG,
+        f"{_TORCH}: the process itself stands, by its interpreter lock or in CUDA",
+        0.5,
+        trust=TEXT,
+    ),
+]
+
+# Under a program's rank: how the program ended, when its own last words have told nothing.
+DEATHS = [
+    Signature(
+        "bare kill",
+        r"killed by signal(: | 9 \()Killed|^Killed$|\d+ Killed\b|ended with code 137\b",
+        UNKNOWN,
+        "NVRx TAXONOMY.md",
+        0.3,
+        trust=WEAK,
+    ),
+    Signature(
+        "crash",
+        r"Fatal Python error: (Segmentation|Illegal|Floating)|"
+        r"(killed by signal[^\n]{0,6}|^\s*|\d+ )Segmentation fault|"
+        r"killed by signal (4|8|11)\b|ended with code (132|136|139)\b|"
+        r"double free or corruption|(free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs",
+        CODE,
+        "NVRx framework_crash",
+        0.6,
+        trust=RANK,
+    ),
+    Signature(
+        "told to end",
+        r"killed by signal (2|15)\b|killed by signal: Terminated",
+        None,
+        "torch elastic",
+    ),
+    Signature(
+        "worker gone",
+        r"DataLoader worker.{0,40}exited unexpectedly",
+        UNKNOWN,
+        "torch DataLoader",
+        0.3,
+        trust=WEAK,
+    ),
+]
+
+ECHOES = [
+    Signature(
+        "connection closed",
+        r"Connection closed by (remote )?peer|Connection reset by (remote )?peer|"
+        r"ConnectionResetError|ConnectionAbortedError|BrokenPipeError|Broken pipe|"
+        r"failed to recv|Failed to recv|recvValue failed|Socket closed|socketProgress|"
+        r"socketStartConnect|socketPollConnect|sendBytes failed|server has shut down",
+        None,
+        "nccl socket.cc, gloo pair.cc, pytorch TCPStore.cpp",
+    ),
+    Signature(
+        "NCCL summary",
+        r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|"
+        r"NCCL [Ee]rror|unhandled (system|cuda) error|remote process exit|"
+        r"NCCL communicator was aborted|ncclCommAbort|DistBackendError|"
+        r"Some NCCL operations have failed or timed out|taking the entire process down|"
+        r"avoid data inconsistency|Exception raised from|terminate called|what\(\):|"
+        r"Fatal Python error: Aborted",
+        None,
+        "pytorch NCCLUtils.cpp, ProcessGroupNCCL.cpp",
+    ),
+    Signature(
+        "wrapper",
+        r"ChildFailedError|SignalException|got signal: (2|15)\b|Sending process \d+ closing|"
+        r"RendezvousClosedError|RendezvousGracefulExitError|^KeyboardInterrupt",
+        None,
+        "torch elastic",
+    ),
+]
+
+MEETING = [
+    Signature(
+        "no rendezvous",
+        r"RendezvousTimeoutError|RendezvousConnectionError|DistStoreError|DistNetworkError|"
+        r"connectFullMesh|store->get\(|wait timeout after|client socket has (timed out|failed)|"
+        r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]|"
+        r"[Cc]onnection timed out|No route to host|[Nn]etwork is unreachable|Connection refused|"
+        r"^ConnectionRefusedError|Temporary failure in name resolution|^TimeoutError|"
+        r"[Ss]ocket [Tt]imeout",
+        NETWORK_TRANSIENT,
+        _STORE,
+        0.6,
+        trust=TEXT,
+    ),
+]
+
+_TYPES = (
+    r"ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|UnboundLocalError|"
+    r"AttributeError|KeyError|IndexError|LookupError|TypeError|ValueError|AssertionError|"
+    r"ZeroDivisionError|ArithmeticError|OverflowError|NotImplemented\w+|RecursionError|"
+    r"FileNotFoundError|IsADirectoryError|NotADirectoryError|Config\w*(Exception|Error)|"
+    r"MissingMandatoryValue|InterpolationKeyError|InstantiationException|SpecError|UsageError|"
+    r"CodeError|FormatError|RunError|SchedulerError"
+)
+
+TYPES = [
+    Signature(
+        "shapes",
+        r"size mismatch|shapes? .{0,60}(mismatch|cannot be multiplied|invalid)|mat1 and mat2|"
+        r"Sizes of tensors must match|must match the size of tensor|"
+        r"Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict",
+        CODE,
+        _NVRX,
+        0.85,
+    ),
+    Signature("type", rf"^(\w+\.)*({_TYPES})\b", CODE, _NVRX, 0.85),
+]
+
+ANY = [Signature("any exception", r"^\S", CODE, "judgement", 0.5, trust=UNCLEAR)]
+"""What a rank wrote down as its end is one, whatever its name."""
+
+ANY_IN_LOG = [
+    Signature(
+        "any exception in a log",
+        r"^(\w+\.)*\w+(Error|Exception)\b",
+        CODE,
+        "judgement",
+        0.4,
+        trust=UNCLEAR,
+    )
+]

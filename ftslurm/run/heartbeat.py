@@ -1,0 +1,279 @@
+"""A rank's heartbeat: what it is doing, in a small file in memory that its node's agent reads.
+
+One file of fixed size a rank and attempt, written by that rank alone through a mapping (pulse.py).
+Here are its form and its reader, who never sees half a beat and never holds up a rank. What a rank
+waits for counts apart from what it does itself. A rank without a file is unknown, never hung.
+
+Times are CLOCK_MONOTONIC, one clock for all processes of a node (clock_gettime(2)), and leave this
+module only as ages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Optional
+
+PHASES = (
+    "starting",
+    "restoring",
+    "compiling",
+    "training",
+    "evaluating",
+    "saving",
+    "leaving",
+)
+"""compiling: from the restored state to the end of the attempt's first step."""
+STARTING, RESTORING, COMPILING, TRAINING, EVALUATING, SAVING, LEAVING = PHASES
+
+RING = 32
+"""Newest collectives of which a rank keeps a note."""
+SIZE_BYTES = 4096
+
+MAGIC = b"FTSBEAT1"
+# Magic, rank, attempt, pid, dump signal, start ticks, namespace of the pid, node.
+HEADER = struct.Struct("=8sIIIIQQ64s")
+# Sections begin and end with the same number; see _section.
+PROGRESS = struct.Struct("=QQqddddddddddQ")
+COLLECTIVE = struct.Struct("=QQQdd40sQ")
+NOTE = struct.Struct("=Qdd40s")  # sequence, entered, left or 0, name
+LEFT = struct.Struct("=d")
+LEFT_AT = 16  # in a note
+PROGRESS_AT, COLLECTIVE_AT, RING_AT = 128, 256, 512
+NAME_BYTES = 40
+_TRIES = 50
+
+UNSEEN = "?"
+"""State of a process whose numbers are those of a container: not to be looked up here."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank as its node's reader sees it. Ages are those of the moment of reading."""
+
+    rank: int
+    node: str
+    pid: int
+    start_ticks: int
+    """Start of the process since boot, by /proc/PID/stat: pid and this name one process."""
+    attempt: int
+    phase: str
+    step: int
+    """Newest step this attempt has ended, or the one it was restored at."""
+    age_s: float
+    """Since the last beat of any kind."""
+    phase_age_s: float
+    step_age_s: float
+    """Since the end of `step`, or since the first one began."""
+    step_wall_s: float
+    """Of the last step, evaluation left out; 0: none has ended."""
+    step_own_s: float
+    """Of that: not spent waiting for other ranks."""
+    step_cpu_s: float
+    """Of that: on a processor, by the clock of the thread that trains."""
+    window_wall_s: float
+    """Median of the last WINDOW_STEPS (pulse.py) steps; 0: there are not so many yet."""
+    window_own_s: float
+    window_cpu_s: float
+    usual_step_s: float
+    """Median of the last USUAL_STEPS steps but the first; 0: there are not three yet."""
+    collective_seq: int
+    """How many collectives this attempt has entered, the checkpointer's left out."""
+    collective: str
+    """Name of the one it waits in, else of the last one it entered."""
+    in_collective: bool
+    """Whether it waits in `collective`; on CUDA the host does not, the device does."""
+    collective_age_s: float
+    """Since it entered `collective`."""
+    alive: bool
+    proc_state: str
+    """Letter of /proc/PID/stat (T: stopped, D: in the kernel), empty when the process is gone, `?`
+    when it cannot be seen from here; then `alive` is taken for granted."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One collective of a rank's ring."""
+
+    seq: int
+    name: str
+    entered_age_s: float
+    inside_s: Optional[float]
+    """None: still inside."""
+
+
+def beats_folder(environ: Mapping[str, str], attempt: int) -> Optional[Path]:
+    """Where the ranks of `attempt` on this node beat; None: outside of a Slurm job, unless
+    FTSLURM_BEATS names a folder to use in place of the job's own in /dev/shm."""
+    named = environ.get("FTSLURM_BEATS")
+    job = environ.get("SLURM_JOB_ID", "")
+    if not named and not job.isdigit():
+        return None
+    base = Path(named) if named else Path("/dev/shm", f"ftslurm-{os.getuid()}-{job}")
+    return base / f"attempt-{attempt:04d}"
+
+
+def beat_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}"
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where the rank writes its stacks (stack_dump.py)."""
+    return folder / f"stacks-{rank:05d}"
+
+
+def read_views(folder: Path, node: str) -> list[RankView]:
+    """The ranks of `node` that beat in `folder`, by rank."""
+    views = []
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.glob("rank-*")):
+            with contextlib.suppress(OSError):
+                view = _read(path, node)
+                if view is not None:
+                    views.append(view)
+    return views
+
+
+def read_notes(folder: Path, rank: int) -> list[Note]:
+    """The rank's newest collectives, oldest first; those being written are left out."""
+    try:
+        data = beat_file(folder, rank).read_bytes()
+    except OSError:
+        return []
+    if len(data) < SIZE_BYTES or not data.startswith(MAGIC):
+        return []
+    now = time.monotonic()
+    notes = []
+    for place in range(RING_AT, RING_AT + RING * NOTE.size, NOTE.size):
+        seq, entered_at, left_at, name = NOTE.unpack_from(data, place)
+        if seq:
+            inside_s = left_at - entered_at if left_at else None
+            notes.append(Note(seq, _text(name), now - entered_at, inside_s))
+    return sorted(notes, key=lambda note: note.seq)
+
+
+def dump_signal(folder: Path, rank: int) -> int:
+    """The signal on which the rank writes its stacks; 0: it does not (yet)."""
+    try:
+        data = beat_file(folder, rank).read_bytes()
+    except OSError:
+        return 0
+    is_ours = len(data) >= SIZE_BYTES and data.startswith(MAGIC)
+    return int(HEADER.unpack_from(data)[4]) if is_ours else 0
+
+
+def aged(view: RankView, by_s: float) -> RankView:
+    """`view` as it would be read now, `by_s` after it was read, if nothing had happened since."""
+    names = [item.name for item in fields(view) if item.name.endswith("age_s")]
+    return replace(view, **{name: getattr(view, name) + by_s for name in names})
+
+
+def process_state(pid: int, ticks: int) -> str:
+    """Letter of the state of the process that began at `ticks`; empty: it is gone."""
+    found = _stat(pid)
+    return found[0] if found is not None and found[1] == ticks else ""
+
+
+def start_ticks(pid: int) -> Optional[int]:
+    """When `pid` began, in clock ticks since boot; None: there is no such process."""
+    found = _stat(pid)
+    return None if found is None else found[1]
+
+
+def pid_namespace() -> int:
+    """Names the numbering of processes that this one sees (pid_namespaces(7)); 0: unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def make_private(folder: Path) -> None:
+    """`folder` and its parent, ours alone. /dev/shm is everybody's: what another user has put in
+    the way is an OSError, and never written into."""
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(f"`{path}` is not a folder of this user's")
+
+
+def _read(path: Path, node: str) -> Optional[RankView]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        header = os.pread(fd, HEADER.size, 0)
+        if len(header) < HEADER.size or not header.startswith(MAGIC):
+            return None
+        progress = _section(fd, PROGRESS_AT, PROGRESS)
+        collective = _section(fd, COLLECTIVE_AT, COLLECTIVE)
+    finally:
+        os.close(fd)
+    _, rank, attempt, pid, _, ticks, namespace, own_node = HEADER.unpack(header)
+    if _text(own_node) != node:
+        return None
+    now = time.monotonic()
+    phase, step, beat_at, phase_at, step_at, wall_s, own_s, cpu_s, *medians = progress
+    seq, waits_for, told_at, entered_at, name = collective
+    state = process_state(pid, ticks) if namespace == pid_namespace() else UNSEEN
+    return RankView(
+        rank=rank,
+        node=node,
+        pid=pid,
+        start_ticks=ticks,
+        attempt=attempt,
+        phase=PHASES[phase],
+        step=step,
+        age_s=now - max(beat_at, told_at),
+        phase_age_s=now - phase_at,
+        step_age_s=now - step_at,
+        step_wall_s=wall_s,
+        step_own_s=own_s,
+        step_cpu_s=cpu_s,
+        window_wall_s=medians[0],
+        window_own_s=medians[1],
+        window_cpu_s=medians[2],
+        usual_step_s=medians[3],
+        collective_seq=seq,
+        collective=_text(name),
+        in_collective=waits_for != 0,
+        collective_age_s=now - entered_at if seq else 0.0,
+        # A zombie trains no more.
+        alive=state not in ("", "Z", "X"),
+        proc_state=state,
+    )
+
+
+def _section(fd: int, offset: int, form: struct.Struct) -> tuple[Any, ...]:
+    """A section that was whole when it was read: its two numbers agree and two reads are the same.
+
+    One that stays unfinished is that of a rank which was stopped in the middle of a beat: of its
+    fields some are of the beat before, and it must be seen all the same.
+    """
+    before = b""
+    for _ in range(_TRIES):
+        data = os.pread(fd, form.size, offset)
+        values = form.unpack(data)
+        if values[0] == values[-1] and data == before:
+            break
+        before = data
+    return values[1:-1]
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode(errors="replace")
+
+
+def _stat(pid: int) -> Optional[tuple[str, int]]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything; field 3 is the state, field 22 the start (proc(5)).
+    state, *rest = text.rpartition(")")[2].split()
+    return state, int(rest[18])

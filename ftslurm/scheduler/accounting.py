@@ -1,0 +1,230 @@
+"""What Slurm has on record of a job's runs, and says of its nodes: sacct -D and scontrol show node.
+
+Asked with a short deadline, once; None means that nobody can say just now, never that nothing
+happened. Parsing is apart from asking, so that recorded outputs of any version can test it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Optional
+
+from ftslurm.errors import SchedulerError
+from ftslurm.scheduler.hostlist import compress
+from ftslurm.scheduler.slurm import Runner, run_command
+
+TIMEOUT_S = 3.0
+"""An answer takes 0.2 s; the batch shell that asks may have a grace period of seconds."""
+
+CLOCKS_S = 5.0
+"""How far the clocks of a node and of slurmctld may be apart."""
+
+DELIMITER = "^|^"
+"""No field that is asked for holds text of a user's, and still: a `|` in one would shift the rest
+(-P alone cannot tell)."""
+
+# FailedNode is of 23.02, Restarts and SLUID of 24.11.
+FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "Reason", "FailedNode",
+          "Restarts", "SLUID")  # fmt: skip
+
+_STAMP = "%Y-%m-%dT%H:%M:%S"
+_CODE = re.compile(r"(\d+):(\d+)")
+_NODE_NAME = re.compile(r"^NodeName=(\S+)")
+_STATE = re.compile(r"\bState=(\S+)")
+_REASON = re.compile(r"\bReason=(.*?)(?: \[([^\[\]\s@]+)@(\S+?)\])?\s*$")
+_NOTHING = ("", "None", "Unknown", "(null)")
+
+
+@dataclass(frozen=True)
+class StepRow:
+    step_id: str
+    """`118.0`, `118.batch`"""
+    state: str
+    code: Optional[int]
+    signal: Optional[int]
+    end_at: Optional[float]
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """One run of a job: from a start, or a wait for it, to its end or requeue."""
+
+    job_id: str
+    state: str
+    """First word, e.g. CANCELLED; REQUEUED and PREEMPTED end a run, not the job."""
+    cancelled_by: Optional[int]
+    """User id; None: it was not cancelled, or Slurm does not say by whom."""
+    code: Optional[int]
+    """Of the batch script. None: not known. Below 25.11 a code of 128 or more is printed less 128.
+    """
+    signal: Optional[int]
+    start_at: Optional[float]
+    end_at: Optional[float]
+    nodes: str
+    """Hostlist."""
+    failed_node: Optional[str]
+    reason: str
+    """Why it waited before this run: no reason for its end."""
+    restarts: Optional[int]
+    steps: list[StepRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NodeState:
+    node: str
+    state: str
+    """`IDLE+DRAIN`, `DOWN*`, `MIXED`"""
+    reason: str
+    """Empty: none is set."""
+    reason_at: Optional[float]
+    """UTC seconds at which the reason was set."""
+
+
+def read_runs(
+    job_id: str, *, run: Runner = run_command, timeout_s: float = TIMEOUT_S
+) -> Optional[list[JobRun]]:
+    """All runs of a job, oldest first; None when accounting does not answer (no slurmdbd, or it is
+    away). An empty list: it answers, and knows nothing of the job (yet)."""
+    deadline = time.monotonic() + timeout_s
+    names = _known_fields(run, timeout_s)
+    left_s = deadline - time.monotonic()
+    if names is None or left_s <= 0:
+        return None
+    argv = ["sacct", "--duplicates", "--noheader", "--parsable2", f"--delimiter={DELIMITER}",
+            f"--jobs={job_id}", f"--format={','.join(names)}"]  # fmt: skip
+    try:
+        done = run(argv, left_s)
+    except SchedulerError:
+        return None
+    return parse_runs(done.stdout, names) if done.rc == 0 else None
+
+
+def run_of_attempt(
+    runs: Sequence[JobRun], restart_count: int, claimed_at: float
+) -> Optional[JobRun]:
+    """The run of a job in which an attempt was claimed, the job's `restart_count`-th from 0; None:
+    not on record. sacct also lists older jobs that had the same number."""
+    told = [run for run in runs if run.restarts is not None]
+    if told:
+        return next((run for run in reversed(told) if run.restarts == restart_count), None)
+    # Before 24.11: by time. 22.05 can lose the start of a run.
+    return next(
+        (
+            run
+            for run in runs
+            if (run.end_at is None or run.end_at >= claimed_at - CLOCKS_S)
+            and (run.start_at is None or run.start_at <= claimed_at + CLOCKS_S)
+        ),
+        None,
+    )
+
+
+def read_nodes(
+    nodes: Sequence[str], *, run: Runner = run_command, timeout_s: float = TIMEOUT_S
+) -> Optional[dict[str, NodeState]]:
+    """State and reason of each node; None when slurmctld does not answer in time."""
+    if not nodes:
+        return {}
+    argv = ["scontrol", "--oneliner", "show", "node", compress(nodes)]
+    try:
+        done = run(argv, timeout_s)
+    except SchedulerError:
+        return None
+    found = parse_nodes(done.stdout)
+    return found if found or done.rc == 0 else None
+
+
+def parse_runs(text: str, names: Sequence[str]) -> list[JobRun]:
+    runs: list[JobRun] = []
+    for line in text.splitlines():
+        values = line.split(DELIMITER)
+        if len(values) != len(names):
+            continue
+        row = dict(zip(names, values))
+        if "." in row["JobID"]:
+            if runs:
+                runs[-1].steps.append(_step(row))
+            continue
+        if runs and runs[-1].state == "RESIZING":
+            # A job that lost a node goes on under a second row: still the same run.
+            runs[-1] = replace(_job(row), steps=runs[-1].steps, start_at=runs[-1].start_at)
+        else:
+            runs.append(_job(row))
+    return runs
+
+
+def parse_nodes(text: str) -> dict[str, NodeState]:
+    """`scontrol -o show node`."""
+    found = {}
+    for line in text.splitlines():
+        name, state = _NODE_NAME.search(line), _STATE.search(line)
+        if name is None or state is None:
+            continue
+        reason = _REASON.search(line)
+        found[name[1]] = NodeState(
+            name[1],
+            state[1],
+            reason[1].strip() if reason else "",
+            _at(reason[3] or "") if reason else None,
+        )
+    return found
+
+
+def _known_fields(run: Runner, timeout_s: float) -> Optional[list[str]]:
+    try:
+        done = run(["sacct", "--helpformat"], timeout_s)
+    except SchedulerError:
+        return None
+    known = set(done.stdout.split())
+    names = [name for name in FIELDS if name in known]
+    return names if done.rc == 0 and {"JobID", "State", "ExitCode"} <= set(names) else None
+
+
+def _job(row: dict[str, str]) -> JobRun:
+    state, code, number = _end(row)
+    _, _, who = row["State"].partition(" by ")
+    restarts = row.get("Restarts", "")
+    return JobRun(
+        job_id=row["JobID"],
+        state=state,
+        cancelled_by=int(who) if who.isdigit() else None,
+        code=code,
+        signal=number,
+        start_at=_at(row.get("Start", "")),
+        end_at=_at(row.get("End", "")),
+        nodes=_text(row.get("NodeList", "")),
+        failed_node=_text(row.get("FailedNode", "")) or None,
+        reason=_text(row.get("Reason", "")),
+        restarts=int(restarts) if restarts.isdigit() else None,
+    )
+
+
+def _step(row: dict[str, str]) -> StepRow:
+    state, code, number = _end(row)
+    return StepRow(row["JobID"], state, code, number, _at(row.get("End", "")))
+
+
+def _end(row: dict[str, str]) -> tuple[str, Optional[int], Optional[int]]:
+    """State, exit code and signal."""
+    state = (row["State"].split() or [""])[0]
+    found = _CODE.fullmatch(row["ExitCode"])
+    code, number = (int(found[1]), int(found[2])) if found else (None, None)
+    # Of a job that runs, and for some seconds after slurmdbd has come back (seen), 0:0 is no code.
+    if state in ("RUNNING", "PENDING", "RESIZING") or (state == "FAILED" and not (code or number)):
+        code = number = None
+    return state, code, number
+
+
+def _text(value: str) -> str:
+    return "" if value.strip() in _NOTHING or "assigned" in value else value.strip()
+
+
+def _at(stamp: str) -> Optional[float]:
+    """Slurm prints the local time of whoever asks."""
+    try:
+        return time.mktime(time.strptime(stamp, _STAMP))
+    except ValueError:
+        return None

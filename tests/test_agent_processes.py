@@ -1,0 +1,280 @@
+"""The agents of one job on this machine, as processes that hear, lose and end each other.
+
+Most of a scenario is waiting for silence, so some of them run side by side.
+"""
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from fakes.agents import JOB, Job, is_gone
+
+from ftslurm.agent.ask import key_file
+from ftslurm.files import read_json
+from ftslurm.run.node_memory import read_node_events
+
+SIDE_BY_SIDE = 7
+IDLE_S = 10
+SCENARIOS = []
+
+
+def scenario(play):
+    SCENARIOS.append(play)
+    return play
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        folders = [tmp_path_factory.mktemp("job") for _ in SCENARIOS]
+        yield {play: pool.submit(play, folder) for play, folder in zip(SCENARIOS, folders)}
+
+
+@scenario
+def agents_find_their_leader_and_answer_for_the_batch_script(tmp_path):
+    with Job(tmp_path, nodes=3) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt)
+        for process in job.processes.values():
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                process.send_signal(number)
+        assert stat.S_IMODE(key_file(job.layout, JOB).stat().st_mode) == 0o600
+        launcher = job.start_launcher(attempt)
+        assert job.ask("end", attempt=attempt, why="a test") == {"t": "answer", "ended": True}
+        assert all(is_gone(rank) for rank in job.ranks.values()) and is_gone(launcher)
+        assert job.ask("clear", attempt=attempt)["clear"]
+        assert job.ask("ended", attempt=attempt, rc=143)["durable"]
+        assert job.are_all_live(), "stop signals are for the ranks"
+        assert set(job.agents_json(attempt)["ranks"]) == {"0", "1", "2"}
+        offsets = [node["offset_s"] for node in job.agents_json(attempt)["nodes"].values()]
+        assert len(offsets) == 3 and all(abs(offset_s) < 0.5 for offset_s in offsets)
+        kinds = [event["kind"] for event in job.events(attempt)]
+        assert kinds[0] == "begin" and "rank_exit" in kinds and "ended" in kinds
+        job.ask("quit")
+        job.wait(lambda: all(is_gone(one) for one in job.processes.values()), "agents end")
+
+
+@scenario
+def a_rank_that_ignores_term_is_killed_and_one_of_an_older_attempt_is_a_leftover(tmp_path):
+    with Job(tmp_path, nodes=2) as job:
+        first = job.claim()
+        job.start_ranks(first, "deaf")
+        old = list(job.ranks.values())
+        second = job.claim()
+        job.start_ranks(second)
+        answer = job.ask("clear", attempt=first)
+        assert answer == {"t": "answer", "clear": True, "leftover": {}, "lost": []}
+        assert all(is_gone(rank) for rank in old)
+        assert not any(is_gone(rank) for rank in job.ranks.values()), (
+            "a newer attempt is left alone"
+        )
+        assert len(job.beating(second)) == 2
+        assert job.ask("ended", attempt=second, rc=1)["durable"]
+        kept = job.layout.attempt(second).root / "evidence" / "nodes"
+        assert len(list(kept.iterdir())) == 2, "each node's own account of an ordinary failure"
+
+
+@scenario
+def a_silent_node_is_confirmed_by_another_before_the_ranks_are_ended(tmp_path):
+    with Job(tmp_path, nodes=4) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt)
+        launcher = job.start_launcher(attempt)
+        cut_at = time.time()
+        job.stop(job.nodes[2])
+        job.wait(lambda: job.events(attempt, "ended"), "the attempt is ended")
+        took_s = time.time() - cut_at
+        print(f"ranks and srun gone {took_s:.1f} s after the cut")
+        assert took_s < 15
+        (finding,) = job.findings(attempt)
+        assert (finding["kind"], finding["nodes"], finding["acted"]) == (
+            "node_lost",
+            ["127.0.0.3"],
+            True,
+        )
+        assert "nor do 127.0.0." in finding["why"]
+        assert job.agents_json(attempt)["nodes"]["127.0.0.3"]["state"] == "lost"
+        assert is_gone(launcher)
+        living = [rank for rank, process in job.ranks.items() if not is_gone(process)]
+        assert living == [2], "nobody reaches the ranks of the node that is cut off"
+        # It comes back: what is left of the attempt there is ended too.
+        job.processes[job.nodes[2]].send_signal(signal.SIGCONT)
+        job.wait(lambda: is_gone(job.ranks[2]), "the leftover is ended")
+        assert job.are_all_live() and job.events(attempt, "node_back")
+
+
+@scenario
+def a_spare_that_is_lost_ends_nothing(tmp_path):
+    with Job(tmp_path, nodes=3) as job:
+        attempt = job.claim(nodes=job.nodes[:2])
+        job.start_ranks(attempt, nodes=job.nodes[:2])
+        job.stop(job.nodes[2])
+        job.wait(lambda: job.findings(attempt), "the loss is found")
+        (finding,) = job.findings(attempt)
+        assert (finding["kind"], finding["acted"]) == ("node_lost", False)
+        assert not any(is_gone(rank) for rank in job.ranks.values())
+
+
+@scenario
+def an_agent_that_dies_alone_ends_nothing(tmp_path):
+    with Job(tmp_path, nodes=3) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt)
+        job.processes[job.nodes[1]].kill()
+        job.wait(lambda: job.findings(attempt), "it is found")
+        (finding,) = job.findings(attempt)
+        assert not finding["acted"] and "the node answers" in finding["why"]
+        assert job.states()["127.0.0.2"] == "gone"
+        assert not any(is_gone(rank) for rank in job.ranks.values())
+
+
+@scenario
+def a_leader_that_loses_most_at_once_blames_itself_and_ends_nothing(tmp_path):
+    with Job(tmp_path, nodes=3) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt)
+        job.stop(job.nodes[1])
+        job.stop(job.nodes[2])
+        job.wait(lambda: job.findings(attempt), "it is found")
+        time.sleep(4)
+        (finding,) = job.findings(attempt)
+        assert (finding["kind"], finding["nodes"]) == ("leader_lost", ["127.0.0.1"])
+        assert not any(is_gone(rank) for rank in job.ranks.values())
+
+
+@scenario
+def the_survivors_of_the_batch_node_give_the_run_its_next_job_once(tmp_path):
+    with Job(tmp_path, nodes=3) as job:
+        attempt = job.claim()
+        time.sleep(5.5)  # members learn of each other every 5 s
+        lost_at = time.time()
+        job.stop(job.nodes[0])
+        job.wait(lambda: job.calls("scancel"), "the old job is cancelled")
+        print(f"next job queued {time.time() - lost_at:.1f} s after the batch node was lost")
+        (sbatch,) = job.calls("sbatch")
+        assert "--exclude=127.0.0.1" in sbatch and "afterany" not in sbatch
+        decision = read_json(job.layout.attempt(attempt).decision_json)
+        assert (decision["action"], decision["cause"]) == ("requeued", "node")
+        assert decision["blamed"]["node"] == "127.0.0.1"
+        assert {event.kind for event in read_node_events(job.layout)} == {"fault", "excluded"}
+        assert "127.0.0.2" in decision["reason"], "the lowest-named one acts"
+
+
+@scenario
+def survivors_who_cannot_reach_slurm_take_themselves_for_cut_off(tmp_path):
+    with Job(tmp_path, nodes=2) as job:
+        job.claim()
+        (tmp_path / "away").touch()
+        job.stop(job.nodes[0])
+        job.wait(lambda: "cut_off" in job.said(), "it is said")
+        time.sleep(1)
+        assert not job.calls("sbatch") and not job.calls("scancel")
+        (tmp_path / "away").unlink()
+        job.wait(lambda: job.calls("scancel"), "of two nodes, the one that reaches Slurm acts")
+
+
+@scenario
+def when_only_the_leaders_agent_dies_the_job_goes_on(tmp_path):
+    with Job(tmp_path, nodes=3) as job:
+        job.claim()
+        job.processes[job.nodes[0]].kill()
+        job.wait(lambda: "its agent has ended" in job.said(), "it is said")
+        time.sleep(1)
+        assert not job.calls("sbatch") and not job.calls("scancel")
+        assert job.ask("nodes") is None
+
+
+@scenario
+def the_deadline_reaches_the_ranks_folder_of_every_node(tmp_path):
+    with Job(tmp_path, nodes=2) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt)
+        job.processes[job.nodes[0]].send_signal(signal.SIGUSR1)
+        job.processes[job.nodes[0]].send_signal(signal.SIGTERM)
+        place = job.beats / f"attempt-{attempt:04d}" / "deadline"
+        job.wait(place.exists, "the deadline is there")
+        assert float(place.read_text()) == datetime(2026, 11, 29, 23, 59).timestamp()
+        assert len(job.calls("squeue")) == 1, "asked once, whatever comes"
+
+
+@scenario
+def ranks_that_hang_leave_their_stacks_before_they_are_ended(tmp_path):
+    with Job(tmp_path, nodes=2, recovery={"hang_floor_s": 2.0}) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt, "still")
+        launcher = job.start_launcher(attempt)
+        job.wait(lambda: job.events(attempt, "ended"), "the hung ranks are ended")
+        (finding,) = job.findings(attempt)
+        assert (finding["kind"], finding["acted"]) == ("hang", True)
+        assert all(is_gone(rank) for rank in job.ranks.values()) and is_gone(launcher)
+        kept = job.layout.attempt(attempt).root / "evidence"
+        for rank in (0, 1):
+            assert "all_reduce" in (kept / "stacks" / f"rank-{rank:05d}.txt").read_text()
+        assert sorted(path.name for path in (kept / "nodes").iterdir()) == [
+            "127.0.0.1.json",
+            "127.0.0.2.json",
+        ]
+
+
+@scenario
+def a_straggler_is_evicted_at_a_boundary_when_the_run_says_now(tmp_path):
+    limits = {"straggler_factor": 3.0, "evict": "now"}
+    with Job(tmp_path, nodes=3, recovery=limits) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt, nodes=job.nodes[:2])
+        job.start_rank(attempt, job.nodes[2], 0, "slow")
+        job.wait(lambda: is_gone(job.ranks[2]), "it has been asked to leave")
+        (finding,) = job.findings(attempt)
+        assert (finding["kind"], finding["ranks"], finding["acted"]) == ("straggler", [2], True)
+        assert finding["nodes"] == ["127.0.0.3"]
+        job.wait(lambda: all(is_gone(rank) for rank in job.ranks.values()), "all leave")
+        assert {rank.returncode for rank in job.ranks.values()} == {-signal.SIGUSR1}
+
+
+@scenario
+def an_idle_agent_costs_little(tmp_path):
+    with Job(tmp_path, nodes=2) as job:
+        pids = [process.pid for process in job.processes.values()]
+        before = [cpu_s(pid) for pid in pids]
+        time.sleep(IDLE_S)
+        for name, pid, cpu_before_s in zip(("leader", "member"), pids, before):
+            status = Path(f"/proc/{pid}/status").read_text()
+            memory_mib = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+            share = (cpu_s(pid) - cpu_before_s) / IDLE_S
+            print(f"an idle {name}: {memory_mib:.1f} MiB, {share:.2%} of a core")
+            assert memory_mib < 40 and share < 0.05
+
+
+@scenario
+def agents_leave_when_what_started_them_is_gone(tmp_path):
+    with Job(tmp_path, nodes=1) as job:
+        argv = [sys.executable, "-m", "ftslurm.agent", str(job.layout.root)]
+        shell = ["bash", "-c", 'trap "" TERM; "$@" & sleep 600', "slurmstepd", *argv]
+        job.ask("quit")
+        job.wait(lambda: is_gone(job.processes[job.nodes[0]]), "the first one leaves")
+        parent = subprocess.Popen(shell, env=job.environ(job.nodes[0]), start_new_session=True)
+        try:
+            job.wait(lambda: job.are_all_live() and len(job.left_over()) == 2, "it leads")
+            parent.kill()
+            job.wait(lambda: not job.left_over(), "it leaves")
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.wait()
+
+
+def cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("play", SCENARIOS, ids=lambda play: play.__name__)
+def test_agents(play, played):
+    played[play].result()

@@ -1,0 +1,131 @@
+"""Frames between agents: only who has the job's key makes one, and none counts twice."""
+
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftslurm.agent import wire
+from ftslurm.agent.ask import exchange
+from ftslurm.agent.loop import Loop
+from ftslurm.agent.wire import MAX_FIRST_BYTES, Channel, WireError
+
+KEY = b"k" * 32
+
+
+def pair(client_key=KEY, server_key=KEY):
+    client, server = Channel(client_key, is_server=False), Channel(server_key, is_server=True)
+    client.feed(server.greeting)
+    server.feed(client.greeting)
+    return client, server
+
+
+def test_messages_arrive_whole_in_order_and_both_ways():
+    client, server = pair()
+    sent = [{"n": n, "text": "x" * n} for n in range(50)]
+    assert server.feed(b"".join(map(client.seal, sent))) == sent
+    assert client.feed(server.seal({"t": "beat"})) == [{"t": "beat"}]
+
+
+@given(st.lists(st.integers(1, 400), max_size=40))
+def test_however_the_network_cuts_them(cuts):
+    client, server = Channel(KEY, is_server=False), Channel(KEY, is_server=True)
+    client.feed(server.greeting)
+    sent = [{"n": n} for n in range(9)]
+    data = client.greeting + b"".join(map(client.seal, sent))
+    got, at = [], 0
+    for size in [*cuts, len(data)]:
+        got += server.feed(data[at : at + size])
+        at += size
+    assert got == sent
+
+
+def test_a_stranger_without_the_key_is_refused():
+    client, server = pair(client_key=b"other" * 6)
+    with pytest.raises(WireError, match="key"):
+        server.feed(client.seal({"t": "ask", "ask": "end"}))
+    assert not server.is_trusted
+
+
+def test_a_recorded_frame_is_refused_in_its_own_and_in_another_connection():
+    client, server = pair()
+    frame = client.seal({"t": "ask", "ask": "end"})
+    assert server.feed(frame)
+    with pytest.raises(WireError):
+        server.feed(frame)
+    _, later = pair()
+    with pytest.raises(WireError):
+        later.feed(frame)
+
+
+def test_a_frame_is_not_taken_back_by_its_own_sender():
+    client, server = pair()
+    with pytest.raises(WireError):
+        client.feed(client.seal({"t": "order"}))
+
+
+def test_a_changed_or_dropped_byte_is_noticed():
+    for place in range(0, 60, 7):
+        client, server = pair()
+        frame = bytearray(client.seal({"t": "report", "nodes": {"n1": [1, 2, 3]}}))
+        frame[-1 - place] ^= 1
+        with pytest.raises(WireError):
+            server.feed(bytes(frame) + b"\0" * 70_000)
+    client, server = pair()
+    client.seal({"n": 1})
+    with pytest.raises(WireError):
+        server.feed(client.seal({"n": 2}))
+
+
+def test_a_stranger_cannot_make_us_keep_much():
+    _, server = pair()
+    with pytest.raises(WireError, match="limit"):
+        server.feed(wire._HEAD.pack(MAX_FIRST_BYTES + 1, b"\0" * 32))
+
+
+def test_a_message_above_the_limit_is_not_sent(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_BYTES", 100)
+    client, _ = pair()
+    with pytest.raises(WireError, match="limit"):
+        client.seal({"text": "x" * 200})
+
+
+class Echo:
+    def received(self, link, message):
+        link.send({"echo": message})
+
+    def closed(self, link, why):
+        pass
+
+
+@pytest.fixture
+def port():
+    loop = Loop(KEY)
+    port = loop.listen("127.0.0.1", Echo)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield port
+    loop.from_thread(loop.stop)
+    thread.join()
+
+
+def test_the_loop_answers_who_has_the_key_and_drops_who_has_not(port):
+    big = {"text": "x" * 3_000_000}
+    assert exchange("127.0.0.1", port, KEY, {"n": 1}, 5) == {"echo": {"n": 1}}
+    with pytest.raises((OSError, WireError)):
+        exchange("127.0.0.1", port, b"o" * 32, {"n": 1}, 5)
+    with pytest.raises((OSError, WireError)):
+        exchange("127.0.0.1", port, KEY, big, 5)  # a first word of this size is no agent's
+    with socket.create_connection(("127.0.0.1", port)) as scanner:
+        scanner.sendall(b"GET / HTTP/1.1\r\nHost: agents\r\n\r\n")
+        scanner.settimeout(5)
+        while scanner.recv(4096):
+            pass
+    assert exchange("127.0.0.1", port, KEY, {"n": 2}, 5) == {"echo": {"n": 2}}
+
+
+def test_an_answer_that_does_not_come_is_a_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(TimeoutError):
+        exchange("127.0.0.1", mute.getsockname()[1], KEY, {"n": 1}, 0.3)

@@ -1,0 +1,211 @@
+"""A hang is found in time, the culprit is named, and slow is not hung."""
+
+import time
+from collections.abc import Sequence
+from typing import Optional
+
+import pytest
+from fakes.views import rank_view, silent
+
+from ftslurm.recovery.hang import HangFinding, HangLimits, HangMemory, hung
+from ftslurm.recovery.stragglers import StragglerLimits, Watcher
+from ftslurm.run.heartbeat import RankView
+from ftslurm.run.spec import RecoverySpec
+
+LIMITS = HangLimits.of(RecoverySpec())
+BUSY = {"in_collective": False, "proc_state": "R", "collective_seq": 499}
+
+
+def judge(views: Sequence[RankView], memory: Optional[HangMemory] = None) -> Optional[HangFinding]:
+    return hung(views, memory or HangMemory(), LIMITS, at=1000.0)
+
+
+def found(views: Sequence[RankView]) -> HangFinding:
+    finding = judge(views)
+    assert finding is not None
+    return finding
+
+
+@pytest.mark.parametrize("usual_s", [0.05, 1.0, 60.0])
+def test_found_within_three_usual_steps_and_ten_seconds_and_not_before(usual_s: float) -> None:
+    memory = HangMemory()
+    told_at = None
+    for tenths in range(int(10 * (3 * usual_s + 12))):
+        views = [silent(rank, tenths / 10, usual_step_s=usual_s) for rank in range(4)]
+        if hung(views, memory, LIMITS, at=100 + tenths / 10) is not None:
+            told_at = tenths / 10
+            break
+    assert told_at is not None
+    assert 3 * usual_s + 8 < told_at <= 3 * usual_s + 10
+
+
+def test_a_stopped_rank_is_named_whatever_the_others_look_like() -> None:
+    views = [silent(rank, 15) for rank in range(4)]
+    views[2] = silent(2, 15, proc_state="T", in_collective=False)
+    finding = found(views)
+    assert finding.culprits == (2,) and finding.ranks == (0, 1, 2, 3)
+    assert "rank 2 on n2 is stopped (state T" in finding.why
+    assert "no rank has advanced for 15.0 s (a step usually takes 1 s)" in finding.why
+
+
+def test_a_rank_that_computes_while_the_others_wait_is_named() -> None:
+    """It holds the interpreter lock in native code, or loops for ever."""
+    finding = found([silent(0, 14), silent(1, 14, **BUSY), silent(2, 14), silent(3, 14)])
+    assert finding.culprits == (1,)
+    assert "has not entered collective 500 (all_reduce f32[64]) that ranks 0, 2, 3" in finding.why
+    assert "computing" in finding.why
+
+
+def test_where_devices_wait_and_no_host_the_rank_that_launched_fewer_collectives_is_named() -> None:
+    waiting = {"in_collective": False, "proc_state": "R"}
+    views = [silent(rank, 14, **waiting) for rank in range(4)]
+    assert found(views).culprits == (), "as many by all: the hosts cannot tell"
+    views[2] = silent(2, 14, in_collective=False, proc_state="S", collective_seq=498)
+    finding = found(views)
+    assert finding.culprits == (2,)
+    assert "that ranks 0, 1, 3 have entered: it is blocked" in finding.why
+
+
+def test_a_rank_that_has_left_out_a_collective_is_named() -> None:
+    other = {"collective_seq": 499, "collective": "broadcast f32[2]"}
+    finding = found([silent(0, 14), silent(1, 14), silent(2, 14), silent(3, 14, **other)])
+    assert finding.culprits == (3,)
+    assert "waits in collective 499 (broadcast f32[2]) and has left out one before" in finding.why
+
+
+def test_a_rank_in_another_collective_of_the_same_number_is_named() -> None:
+    views = [silent(0, 14), silent(1, 14), silent(2, 14), silent(3, 14, collective="barrier")]
+    finding = found(views)
+    assert finding.culprits == (3,) and "their orders of collectives differ" in finding.why
+
+
+def test_of_two_that_disagree_neither_is_in_the_right() -> None:
+    assert found([silent(0, 14), silent(1, 14, collective="barrier")]).culprits == (0, 1)
+
+
+def test_a_rank_in_the_kernel_is_named_before_the_one_that_waits_for_it() -> None:
+    views = [silent(0, 14), silent(1, 14, **{**BUSY, "proc_state": "D"})]
+    finding = found(views)
+    assert finding.culprits == (1,) and "state D" in finding.why
+
+
+def test_a_dead_rank_is_the_cause_of_the_others_waiting() -> None:
+    views = [silent(0, 14), silent(1, 14, alive=False, proc_state="")]
+    assert found(views).culprits == (1,) and "has ended" in found(views).why
+
+
+def test_where_all_wait_in_the_same_collective_nobody_is_blamed() -> None:
+    finding = found([silent(rank, 14) for rank in range(4)])
+    assert finding.culprits == () and "the network" in finding.why
+
+
+def test_one_sign_of_life_is_enough() -> None:
+    views = [silent(0, 500), silent(1, 500), silent(2, 500), silent(3, 2.0)]
+    assert judge(views) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit_s"),
+    [
+        ("starting", 1800),
+        ("restoring", 3600),
+        ("compiling", 1800),
+        ("evaluating", 3600),
+        ("saving", 3600),
+    ],
+)
+def test_a_phase_without_steps_has_its_own_limit(phase: str, limit_s: float) -> None:
+    def views(age_s: float) -> list[RankView]:
+        return [
+            silent(0, 4000, in_collective=True),
+            silent(1, 300, phase=phase, phase_age_s=age_s, **BUSY),
+        ]
+
+    assert judge(views(limit_s - 60)) is None, "the others wait for it with good reason"
+    finding = judge(views(limit_s + 60))
+    assert finding is not None and finding.culprits == (1,)
+
+
+def test_first_steps_are_waited_for_as_the_compiler_is() -> None:
+    unknown = {"usual_step_s": 0.0}
+    assert judge([silent(0, 1700, **unknown), silent(1, 1700, **unknown)]) is None
+    assert judge([silent(0, 1900, **unknown), silent(1, 1900, **unknown)]) is not None
+    lent = HangMemory(usual_step_s=2.0)
+    assert judge([silent(0, 20, **unknown), silent(1, 20, **unknown)], lent) is not None
+
+
+def test_a_stopped_rank_is_found_in_a_phase_with_a_long_limit_too() -> None:
+    memory = HangMemory()
+    findings = []
+    for second in range(20):
+        views = [
+            rank_view(0, phase="saving", phase_age_s=second),
+            rank_view(1, phase="saving", phase_age_s=second, proc_state="T"),
+        ]
+        findings.append(hung(views, memory, LIMITS, at=second))
+    told = [number for number, finding in enumerate(findings) if finding is not None]
+    assert told and 11 <= told[0] <= 13
+    finding = findings[told[0]]
+    assert finding is not None and finding.culprits == (1,)
+
+
+def test_an_evaluation_that_nobody_marked_is_not_taken_for_a_hang() -> None:
+    memory = HangMemory()
+    assert judge([rank_view(0), rank_view(1)], memory) is None
+    views = [silent(rank, 100, in_collective=False, proc_state="R") for rank in (0, 1)]
+    assert hung(views, memory, LIMITS, at=1001.0) is None
+
+
+def test_a_lone_rank_that_computes_for_ever_is_found() -> None:
+    assert judge([silent(0, 100, in_collective=False, proc_state="R")]) is not None
+
+
+def test_after_a_suspension_the_clock_begins_anew() -> None:
+    memory = HangMemory()
+    assert hung([rank_view(0), rank_view(1)], memory, LIMITS, at=100.0) is None
+    # `scontrol suspend` for ten minutes, then everything goes on.
+    for second in range(11):
+        views = [silent(0, 600 + second), silent(1, 600 + second)]
+        assert hung(views, memory, LIMITS, at=700.0 + second) is None
+    assert hung([silent(0, 614), silent(1, 614)], memory, LIMITS, at=714.0) is not None
+
+
+def test_nobody_to_look_at_is_no_hang_and_neither_are_ranks_that_leave() -> None:
+    assert judge([]) is None
+    leaving = [silent(rank, 100, phase="leaving") for rank in range(2)]
+    assert judge(leaving) is None
+
+
+def test_one_rank_may_wait_for_the_others_to_leave_only_as_long_as_they_do_something() -> None:
+    stuck = silent(1, 14, **BUSY)
+    finding = found([silent(0, 14, phase="leaving"), stuck])
+    assert finding.culprits == (1,)
+
+
+def test_it_can_be_switched_off() -> None:
+    off = HangLimits(factor=0)
+    assert hung([silent(0, 900), silent(1, 900)], HangMemory(), off, at=0.0) is None
+
+
+def test_ten_thousand_ranks_are_judged_in_a_fraction_of_a_second() -> None:
+    memory = HangMemory()
+    hung([rank_view(0)], memory, LIMITS, at=999.0)
+    watcher = Watcher(StragglerLimits())
+    for step in range(50, 150, 10):
+        views = [
+            rank_view(rank, step=step, in_collective=False, proc_state="R")
+            for rank in range(10_000)
+        ]
+        looks_at = time.thread_time()
+        assert hung(views, memory, LIMITS, at=1000.0) is None
+        assert watcher.observe(views, at=1000.0) == []
+        took_s = time.thread_time() - looks_at
+    print(f"10,000 ranks: {1000 * took_s:.0f} ms a look")
+    assert took_s < 1.0
+
+
+def test_the_sentence_stays_short_with_ten_thousand_ranks() -> None:
+    views = [silent(rank, 14) for rank in range(5000)]
+    views += [silent(rank, 14, **BUSY) for rank in range(5000, 10000)]
+    finding = found(views)
+    assert len(finding.culprits) == 5000 and len(finding.why) < 1200

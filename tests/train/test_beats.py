@@ -1,0 +1,194 @@
+"""Torch ranks beat: phases, collectives by name, and own work told from waiting; DDP and FSDP2."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import launch
+import pytest
+
+from ftslurm.agent.stacks import take_stacks
+from ftslurm.recovery.hang import HangLimits, HangMemory, hung
+from ftslurm.recovery.stragglers import SlowFinding, StragglerLimits, Watcher
+from ftslurm.run.heartbeat import RankView, beat_file, read_notes, read_views
+from ftslurm.run.pulse import Pulse
+from ftslurm.run.rank import RankEnvironment
+from ftslurm.run.spec import CheckpointSpec, ClusterSpec, ParallelSpec, RunSpec
+
+pytestmark = pytest.mark.torch
+
+STEP_S = 0.02
+"""Real work of a step of every rank."""
+
+
+def make_spec(strategy: str, *, world_size: int, steps: int) -> RunSpec:
+    return RunSpec(
+        entry="example_loop:train",
+        steps=steps,
+        cluster=ClusterSpec(tasks_per_node=world_size),
+        parallel=ParallelSpec(strategy=strategy),
+        checkpoint=CheckpointSpec(interval_steps=0, interval_s=0),
+        user={"lr": 0.1},
+    )
+
+
+class Watched:
+    """An attempt whose beats are read while it runs."""
+
+    def __init__(self, tmp_path: Path, spec: RunSpec, faults: str) -> None:
+        layout = launch.prepare(tmp_path / "run", spec)
+        self.folder = tmp_path / "beats" / "attempt-0001"
+        self.world_size = spec.cluster.tasks_per_node
+        environ = {"FTSLURM_BEATS": str(self.folder.parent), "FTSLURM_FAULTS": faults}
+        self.launched = launch.Launch(layout, world_size=self.world_size, environ=environ)
+        self.phases: set[str] = set()
+
+    def looks(self, *, every_s: float = 0.02, deadline_s: float = 60) -> Iterator[list[RankView]]:
+        """From the first look at which all ranks are there to the one at which one is gone."""
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            views = read_views(self.folder, "localhost")
+            self.phases |= {view.phase for view in views}
+            if len(views) == self.world_size:
+                yield views
+            elif self.phases & {"leaving"}:
+                return
+            time.sleep(every_s)
+        raise AssertionError(f"still running after {deadline_s} s: {views}")
+
+
+def found_by_watching(
+    watched: Watched, looks: Iterator[list[RankView]]
+) -> "tuple[list[tuple[int, SlowFinding]], list[RankView]]":
+    """The findings with the step at which they were made, and the last look in training."""
+    watcher, found, last = Watcher(StragglerLimits()), [], []
+    for views in looks:
+        if all(view.phase == "training" for view in views):
+            last = views
+        new = watcher.observe(views, at=time.monotonic())
+        found += [(max(view.step for view in views), finding) for finding in new]
+    return found, last
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_of_four_ranks_the_one_that_works_four_times_as_much_is_named_within_ten_steps(
+    tmp_path: Path, strategy: str
+) -> None:
+    slow_from = 25
+    plan = f"slow@step:seconds={STEP_S};slow@step:rank=2:since={slow_from}:seconds={3 * STEP_S}"
+    spec = make_spec(strategy, world_size=4, steps=50)
+    watched = Watched(tmp_path, spec, plan)
+    found, last = found_by_watching(watched, watched.looks())
+    ended = watched.launched.wait()
+    assert ended.codes == [0] * 4, ended.logs()
+    assert [(finding.kind, finding.ranks) for _, finding in found] == [("straggler", (2,))], found
+    assert slow_from < found[0][0] <= slow_from + 11  # `since` counts from 0, steps from 1
+    assert {"compiling", "training", "leaving"} <= watched.phases
+    for view in last:
+        waited_s = view.window_wall_s - view.window_own_s
+        print(
+            f"{strategy} rank {view.rank}: wall {view.window_wall_s:.3f} s, own "
+            f"{view.window_own_s:.3f} s, waited {waited_s:.3f} s, CPU {view.window_cpu_s:.3f} s"
+        )
+    others = [view for view in last if view.rank != 2]
+    assert all(view.window_own_s < 0.75 * view.window_wall_s for view in others)
+    shares = {view.rank: view.window_own_s / view.window_wall_s for view in last}
+    assert shares.pop(2) > max(shares.values()) + 0.15
+    assert not list(watched.folder.glob("rank-*")), "whoever ends as it should leaves no beat"
+
+
+@pytest.mark.timeout(240)
+def test_five_hundred_undisturbed_steps_give_no_finding_and_the_same_collectives(
+    tmp_path: Path,
+) -> None:
+    watched = Watched(tmp_path, make_spec("fsdp", world_size=2, steps=500), "")
+    found, last = [], []
+    watcher = Watcher(StragglerLimits())
+    memory = HangMemory()
+    names: set[str] = set()
+    for views in watched.looks(every_s=0.05, deadline_s=150):
+        found += watcher.observe(views, at=time.monotonic())
+        assert hung(views, memory, HangLimits(), at=time.monotonic()) is None
+        notes = {rank: read_notes(watched.folder, rank) for rank in (0, 1)}
+        by_seq = {note.seq: note.name for note in notes[0]}
+        shared = [note for note in notes[1] if note.seq in by_seq]
+        odd = [(note, by_seq[note.seq]) for note in shared if note.name != by_seq[note.seq]]
+        assert odd == [], (odd, notes)
+        names |= {note.name.split()[0] for note in notes[0]}
+        last = views if views[0].phase == "training" else last
+    ended = watched.launched.wait(deadline_s=20)
+    assert ended.codes == [0, 0], ended.logs()
+    assert found == []
+    assert "allreduce" in names and any("gather" in name for name in names), names
+    assert any("reduce_scatter" in name for name in names), names
+    assert statistics.median(view.usual_step_s for view in last) > 0
+
+
+@pytest.mark.parametrize("action", ["stop", "hold"])
+def test_a_rank_that_is_stuck_in_a_step_is_named(tmp_path: Path, action: str) -> None:
+    spec = make_spec("ddp", world_size=2, steps=500)
+    watched = Watched(tmp_path, spec, f"{action}@step:rank=1:step=30")
+    limits = HangLimits(factor=3, floor_s=3)
+    memory = HangMemory()
+    for views in watched.looks(every_s=0.1):
+        finding = hung(views, memory, limits, at=time.monotonic())
+        if finding is not None:
+            break
+    assert finding is not None and finding.culprits == (1,), finding
+    assert views[1].step == 30 and views[0].in_collective
+    word = "is stopped (state T" if action == "stop" else "computing"
+    assert word in finding.why
+    assert finding.silent_s <= 3 * memory.usual_step_s + limits.floor_s
+    print(finding.why)
+    texts = take_stacks(views, watched.folder)
+    assert "backward" in texts[0], texts[0]
+    assert ("State: T (stopped)" if action == "stop" else "in _break") in texts[1], texts[1]
+    for rank in (0, 1):
+        watched.launched.signal(rank, 9)
+    watched.launched.wait()
+    assert beat_file(watched.folder, 1).exists()
+
+
+def test_every_phase_is_told_and_an_evaluation_is_no_part_of_a_step(tmp_path: Path) -> None:
+    spec = make_spec("ddp", world_size=1, steps=9)
+    spec.entry, spec.checkpoint.interval_steps = "beat_loops:phases", 4
+    layout = launch.prepare(tmp_path / "run", spec)
+    environ = {"FTSLURM_BEATS": str(tmp_path / "beats")}
+    ended = launch.run_attempt(layout, world_size=1, environ=environ)
+    assert ended.codes == [0], ended.logs()
+    phases = json.loads((layout.root / "phases-0.json").read_text())
+    once = ["evaluating", "training", "saving", "training"]
+    # The first evaluation is in the fourth step, and after the first the phase is training.
+    assert phases == ["restoring", "compiling", *once, *once, "saving", "leaving"]
+    assert json.loads((layout.root / "longest-0.json").read_text()) < 0.1
+    assert not (tmp_path / "beats").exists()
+
+
+def test_nccl_keeps_its_record_where_the_attempts_evidence_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch makes of it needs a GPU; here are the names and the folder."""
+    import torch
+
+    from ftslurm.train.beats import prepare_nccl
+
+    layout = launch.prepare(tmp_path / "run", make_spec("ddp", world_size=1, steps=1))
+    attempt = launch.claim_attempt(layout)
+    env = RankEnvironment.read(launch.rank_environ(layout, attempt, 0, 1, 1))
+    pulse = Pulse.open(env, {"FTSLURM_BEATS": str(tmp_path / "beats")})
+    environ: dict[str, str] = {}
+    prepare_nccl(environ, env, pulse)
+    assert environ == {}, "no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    environ = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5"}
+    prepare_nccl(environ, env, pulse)
+    evidence = layout.attempt(attempt).root / "evidence"
+    assert evidence.is_dir()
+    assert environ == {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "5",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{evidence}/nccl-rank-",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/beats/attempt-0001/nccl-",
+    }
