@@ -232,6 +232,7 @@ def a_straggler_is_evicted_at_a_boundary_when_the_run_says_now(tmp_path):
         job.start_ranks(attempt, nodes=job.nodes[:2])
         job.start_rank(attempt, job.nodes[2], 0, "slow")
         job.wait(lambda: is_gone(job.ranks[2]), "it has been asked to leave")
+        job.wait(lambda: job.findings(attempt), "it is on record")
         (finding,) = job.findings(attempt)
         assert (finding["kind"], finding["ranks"], finding["acted"]) == ("straggler", [2], True)
         assert finding["nodes"] == ["127.0.0.3"]

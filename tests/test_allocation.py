@@ -33,7 +33,9 @@ from ftslurm.scheduler.sbatch import RefusedError, UnclearError
 def signals_stay(monkeypatch):
     """This process is no verb's."""
     monkeypatch.setattr("ftslurm.recovery.allocation.outlive_requeue", lambda: None)
-    monkeypatch.setattr(keep_out, "POLL_S", 0.0)
+    monkeypatch.setattr(keep_out, "POLL_S", 0.01)
+    monkeypatch.setattr("ftslurm.recovery.allocation.kill_wait_s", lambda job: 0.1)
+    monkeypatch.setattr("ftslurm.recovery.successor.KEEP_OUT_S", 0.1)
 
 
 @pytest.fixture
@@ -293,6 +295,23 @@ def test_a_lost_node_and_one_that_is_not_clean_are_replaced(make, monkeypatch):
     left_out = read_attempt(layout, 2).excluded
     assert "pids 77" in left_out["n3"] and "does not answer" in left_out["n2"]
     assert kinds(layout) == [(FAULT, "n2")]  # the others have no fault yet
+
+
+def test_a_node_that_was_too_busy_to_answer_is_asked_once_more(make, monkeypatch):
+    layout, slurm = make()
+    begin(layout, slurm, monkeypatch)
+    told = Leader(monkeypatch, states={"n1": "live", "n2": "busy"})
+    answer = told.answer
+
+    def answer_later(job, question, timeout_s):
+        said = answer(job, question, timeout_s)
+        if question["ask"] == "clear":
+            told.states["n2"] = "live"
+        return said
+
+    monkeypatch.setattr(leader, "_ask", answer_later)
+    assert begin(layout, slurm, monkeypatch).endswith(" n1,n2 2")
+    assert kinds(layout) == []
 
 
 def test_a_node_without_agent_is_used_only_where_there_is_no_other(make, monkeypatch):

@@ -261,7 +261,7 @@ def numeric(history=(), on_nan="rollback", **changes):
 def test_a_bad_loss_goes_back_one_committed_step_further():
     decision = numeric()
     assert (decision.action, decision.restore_before) == ("restart", 30)
-    assert "goes on from step 20" in decision.reason and decision.skip_steps == ()
+    assert "goes back to step 20" in decision.reason and decision.skip_steps == ()
 
 
 def test_the_only_committed_step_is_not_given_up():

@@ -272,6 +272,15 @@ def test_the_kernels_word_on_another_job_of_the_node_is_not_ours():
     assert classify([foreign], task).cause == OOM_HOST
 
 
+def test_a_process_killed_for_memory_on_our_node_need_not_be_ours():
+    kill = texts.kernel("Out of memory: Killed process 99 (other) total-vm:931kB")
+    ours = texts.kernel("oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/slurm/job_118/step_0")
+    known, strange = texts.error("KeyError: 'x'"), texts.error("RuntimeError: my child has died")
+    assert classify([kill, known], texts.FACTS).cause == CODE
+    assert classify([kill, strange], texts.FACTS).cause == OOM_HOST
+    assert classify([kill, ours, known], texts.FACTS).cause == OOM_HOST
+
+
 def test_what_slurm_was_asked_counts_as_its_state():
     error = texts.error("KeyError: 'x'")
     for facts, cause in [

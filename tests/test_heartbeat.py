@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -220,6 +221,21 @@ def test_a_beat_is_never_read_by_halves(beating) -> None:
         assert view.collective in ("", f"op {view.collective_seq}")
         steps.add(view.step)
     assert len(steps) == 200
+
+
+def test_a_rank_stopped_in_the_midst_of_a_beat_is_seen_as_of_the_beat_before(
+    tmp_path: Path,
+) -> None:
+    pulse, folder = opened(tmp_path)
+    for step in (1, 2):
+        pulse.step_begins()
+        pulse.step_ended(step, own_s=float(step))
+    # The next beat gets as far as its number, its phase and its step.
+    beats = pulse._beats + 1
+    place = heartbeat.PROGRESS_AT + heartbeat.SLOT * (beats & 1)
+    struct.pack_into("=QQq", pulse._memory, place, beats, 5, 99)
+    view = only_view(folder)
+    assert (view.step, view.step_own_s, view.phase) == (2, 2.0, "training")
 
 
 def test_a_stopped_and_a_dead_rank_are_told(beating) -> None:

@@ -95,8 +95,8 @@ class Node:
         self.started.append(process)
         return process
 
-    def start_standby(self, *modules):
-        self.standby = self.start("ftslurm.node.standby", *(modules or ("loaded",)))
+    def start_standby(self, **options):
+        self.standby = self.start("ftslurm.node.standby", "loaded", **options)
         line = self.standby.stderr.readline()
         assert "is ready after" in line, line + self.standby.stderr.read()
         return self.standby
@@ -249,6 +249,23 @@ def test_another_folder_or_limit_starts_cold(node):
         cwd=node.folder, env=node.environ, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 3 and "limits: RLIMIT_NOFILE" in done.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_rank_keeps_to_its_own_cpus(node):
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+
+    def bound(*cpus):
+        return {"preexec_fn": lambda: os.sched_setaffinity(0, cpus)}
+
+    node.start_standby()
+    facts, said = facts_of(node, **bound(second))
+    assert "forked" in said and facts["cpus"] == [second]
+    node.standby.terminate()
+    node.standby.wait(DEADLINE_S)
+    node.start_standby(**bound(first))
+    facts, said = facts_of(node, **bound(first, second))
+    assert "cold" in said and "CPUs" in said and facts["cpus"] == [first, second]
 
 
 def test_changed_code_is_never_run_as_it_was(node):

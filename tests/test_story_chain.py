@@ -35,7 +35,6 @@ def test_an_exception_is_dated_blamed_and_priced(told):
 def test_a_killed_rank_is_dated_by_the_last_step_on_record(told):
     killed = told[1][1]
     assert killed["first_failure"]["rank"] == 1
-    assert killed["first_failure"]["traceback"] == []
     assert killed["timeline"]["failed_by"] == "the last step on record, after which it came"
     assert 0 < killed["timeline"]["rto_s"] < 60
     assert killed["steps_lost"] == 3

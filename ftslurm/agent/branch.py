@@ -19,6 +19,9 @@ SILENT_S = 5.0
 """The leader counts as heard when its last word is no older."""
 SUSPECT_S = 2.5
 """Not heard for so long, an agent is looked at: what is seen is there when it counts as silent."""
+AWAY_S = 3.0
+"""An agent that comes to its next second's work so late was itself stopped (`scontrol suspend`) or
+starved: the silence of others in that time is its own."""
 
 
 @dataclass
@@ -82,6 +85,22 @@ class Branch:
     def send_down(self, message: Message) -> None:
         for child in list(self.children.values()):
             child.link.send(message)
+
+    def pass_order(self, order: Message) -> None:
+        """To the children that it is for or that lead to whom it is for; to all when it is for all,
+        or for one whose way is not known."""
+        ways = {self._way(node) for node in order["to"] or ()}
+        if order["to"] is None or None in ways:
+            self.send_down(order)
+            return
+        for way in ways - {self._me}:
+            self.children[str(way)].link.send(order)
+
+    def _way(self, node: str) -> Optional[str]:
+        if node == self._me or node in self.children:
+            return node
+        way = self.via.get(node)
+        return way if way in self.children else None
 
     def beat(self, leader_age_s: float) -> None:
         """Say that we live, and how old the leader's last word is; the answer shows the clock."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-from ftslurm.agent.branch import Branch, Child
+from ftslurm.agent.branch import AWAY_S, Branch, Child
 from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.keeping import COLLECT_S, Keeping
 from ftslurm.agent.ledger import Ledger
@@ -21,7 +21,7 @@ from ftslurm.agent.processes import GRACE_S
 from ftslurm.agent.report import GONE, Finding, NodeReport, status_record, to_row
 from ftslurm.agent.roll import Roll, Seat
 from ftslurm.agent.tree import parents
-from ftslurm.agent.trial import Trial
+from ftslurm.agent.trial import LEADER_LOST, Trial
 from ftslurm.agent.wire import Message
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import RunLayout
@@ -65,7 +65,7 @@ class Leader:
         self._controller_said: Optional[bool] = None
         self._is_asking_controller = False
         self._is_cut_off = False
-        self._status_at = self._peers_at = 0.0
+        self._status_at = self._peers_at = self._ticked_at = 0.0
         self._peers: dict[str, list[Any]] = {}
         self._parents = parents(nodes)
         self.branch = Branch(
@@ -78,7 +78,7 @@ class Leader:
             left=self._left,
             asked=lambda link, message: asked(self, link, message),
         )
-        self.orders = Orders(loop, self.me, send=self.branch.send_down, obey=self._obey)
+        self.orders = Orders(loop, self.me, send=self.branch.pass_order, obey=self._obey)
         self.keeping = Keeping(
             self.orders, self.ledger, lambda node, what: self._event("no_evidence", node, what=what)
         )
@@ -166,10 +166,14 @@ class Leader:
 
     def tick(self) -> None:
         now = time.monotonic()
+        if now - self._ticked_at > AWAY_S:
+            self.roll.was_away()
+        self._ticked_at = now
         self.branch.beat(0.0)
         for name, report in self.branch.below.items():
             via = self.branch.via.get(name, name)
-            self.roll.reported(name, report.read_at, is_behind=via != name)
+            if self.roll.reported(name, report.read_at, is_behind=via != name):
+                self._take_back(name)
         self._judge_nodes()
         if self.trial is not None and not self.trial.is_ending:
             self._judge_ranks(now)
@@ -185,8 +189,8 @@ class Leader:
         if judgement.cut_off != self._is_cut_off:
             self._is_cut_off = judgement.cut_off
             self._event("cut_off" if judgement.cut_off else "heard_again", self.me)
-            if judgement.cut_off and self.trial is not None:
-                self._note(self.trial.add("leader_lost", judgement.why, nodes=[self.me]))
+            if judgement.cut_off and self.trial is not None and not self.trial.has_blamed_leader:
+                self._note(self.trial.add(LEADER_LOST, judgement.why, nodes=[self.me]))
         for name in [*judgement.lost, *judgement.gone]:
             self.orders.left(name)
         for name in judgement.gone:
@@ -251,13 +255,18 @@ class Leader:
 
     def _greeted(self, node: str, child: Child) -> Message:
         if self.roll.came(node, child.host, child.port):
-            self._event("node_back", node)
-            number = 0 if self.trial is None else self.trial.number
-            over = self.trial is None or self.trial.is_ending
-            self.orders.give("clear", [node], attempt=number if over else number - 1)
+            self._take_back(node)
         else:
             self._event("joined", node)
         return {"parent": self._parent(node), "peers": self._peers}
+
+    def _take_back(self, node: str) -> None:
+        """A node that was given up is heard again: what is left there of attempts that are over is
+        ended."""
+        self._event("node_back", node)
+        number = 0 if self.trial is None else self.trial.number
+        is_over = self.trial is None or self.trial.is_ending
+        self.orders.give("clear", [node], attempt=number if is_over else number - 1)
 
     def _parent(self, node: str) -> Optional[list[Any]]:
         """The inner member that this one is to report to, where there is one and it is heard."""

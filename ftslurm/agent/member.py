@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
-from ftslurm.agent.branch import SILENT_S, SUSPECT_S, Branch
+from ftslurm.agent.branch import AWAY_S, SILENT_S, SUSPECT_S, Branch
 from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.loop import Link, Loop, tell
 from ftslurm.agent.report import NodeReport, to_row
@@ -56,7 +56,7 @@ class Member:
         self._next: Optional[Link] = None
         """Connected, not welcomed yet."""
         self._is_connecting = False
-        self._parent_at = time.monotonic()
+        self._parent_at = self._ticked_at = time.monotonic()
         self._watch = Watch(duty)
 
     def begin(self) -> None:
@@ -81,7 +81,7 @@ class Member:
             self.peers.update(message["peers"])
             self._branch.send_down(message)
         elif kind == "order":
-            self._branch.send_down(message)
+            self._branch.pass_order(message)
             if message["to"] is None or self.me in message["to"]:
                 self._obey(message)
 
@@ -136,6 +136,9 @@ class Member:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if now - self._ticked_at > AWAY_S:
+            self.heard_at = self._parent_at = now
+        self._ticked_at = now
         self._branch.beat(now - self.heard_at)
         if self._up is not None:
             self._report()

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from ftslurm.agent.branch import SUSPECT_S
 from ftslurm.agent.report import GONE, LIVE, LOST
-from ftslurm.agent.silence import BEHIND_S, NOTHING, SILENCE_S, Judgement, Silence, judge
+from ftslurm.agent.silence import ALONE_S, BEHIND_S, NOTHING, SILENCE_S, Judgement, Silence, judge
 
 UNKNOWN = "unknown"
 """Its agent has not said a word yet."""
@@ -42,9 +42,12 @@ class Seat:
     sightings: dict[str, str] = field(default_factory=dict)
     asked_at: float = 0.0
 
-    def is_silent(self, now: float) -> bool:
-        limit_s = SILENCE_S + (BEHIND_S if self.is_behind else 0.0)
-        return self.has_left or now - self.seen_at >= limit_s
+    def is_silent(self, now: float, fair_from: float, more_s: float = 0.0) -> bool:
+        limit_s = SILENCE_S + more_s + (BEHIND_S if self.is_behind else 0.0)
+        return self.has_left or now - max(self.seen_at, fair_from) >= limit_s
+
+    def is_suspect(self, now: float, fair_from: float) -> bool:
+        return self.has_left or now - max(self.seen_at, fair_from) >= SUSPECT_S
 
 
 class Roll:
@@ -61,6 +64,8 @@ class Roll:
         self.seats = {name: Seat(name) for name in nodes}
         self.seats[me].state = LIVE
         self._me, self._ask, self._controller = me, ask, controller
+        self._fair_from = 0.0
+        """Silence counts from here: before, this leader itself had not looked."""
 
     @property
     def live(self) -> list[str]:
@@ -87,13 +92,17 @@ class Roll:
         if seat is not None and seat.state == LIVE and not seat.is_behind:
             seat.has_left = True
 
-    def reported(self, name: str, read_at: float, *, is_behind: bool) -> None:
+    def reported(self, name: str, read_at: float, *, is_behind: bool) -> bool:
+        """Note a report; True when its node had been given up."""
         seat = self.seats.get(name)
-        if seat is None or seat.state != LIVE or read_at <= seat.seen_at:
-            return
+        if seat is None or read_at <= seat.seen_at:
+            return False
         seat.seen_at, seat.is_behind = read_at, is_behind
-        if not seat.is_silent(time.monotonic()):
-            seat.sightings, seat.asked_at = {}, 0.0
+        if seat.is_silent(time.monotonic(), self._fair_from):
+            return False
+        was, seat.state = seat.state, LIVE
+        seat.sightings, seat.asked_at, seat.lost_at = {}, 0.0, None
+        return was in (LOST, GONE)
 
     def sighted(self, name: str, observer: str, seen: str) -> None:
         seat = self.seats.get(name)
@@ -102,12 +111,17 @@ class Roll:
 
     def is_suspect(self, name: str) -> bool:
         seat = self.seats[name]
-        late = time.monotonic() - seat.seen_at >= SUSPECT_S
-        return seat.state != LIVE or seat.has_left or late
+        return seat.state != LIVE or seat.is_suspect(time.monotonic(), self._fair_from)
+
+    def was_away(self) -> None:
+        """This leader was itself stopped or starved: what it has not heard was said."""
+        self._fair_from = time.monotonic()
 
     def silent(self) -> list[str]:
         now = time.monotonic()
-        return [name for name in self.live if name != self._me and self.seats[name].is_silent(now)]
+        others = [self.seats[name] for name in self.live if name != self._me]
+        more_s = ALONE_S if len(others) == 1 else 0.0
+        return [seat.name for seat in others if seat.is_silent(now, self._fair_from, more_s)]
 
     def look(self) -> Judgement:
         """Once a second: judge those that are silent, and have the others look at them."""
@@ -133,7 +147,7 @@ class Roll:
 
     def _have_suspects_seen(self, now: float) -> None:
         others = [self.seats[name] for name in self.live if name != self._me]
-        suspects = [seat for seat in others if seat.has_left or now - seat.seen_at >= SUSPECT_S]
+        suspects = [seat for seat in others if seat.is_suspect(now, self._fair_from)]
         if len(others) > 1 and 2 * len(suspects) > len(others):
             return  # then it is this leader that is looked at
         doubted = {seat.name for seat in suspects}

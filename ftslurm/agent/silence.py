@@ -13,6 +13,8 @@ from typing import Optional
 
 SILENCE_S = 5.0
 """Without a word for so long, a member is looked at."""
+ALONE_S = 10.0
+"""More in a job of two nodes, where nobody else can be asked: a machine under load is slow too."""
 BEHIND_S = 5.0
 """More for one that reports through an inner member: that one's death has to show first."""
 

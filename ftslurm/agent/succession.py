@@ -19,7 +19,7 @@ from ftslurm.agent.duty import PROBE_S, Duty
 from ftslurm.agent.loop import tell
 from ftslurm.agent.member import Member, Place
 from ftslurm.agent.quorum import REQUEUE, WAIT, Verdict, decide
-from ftslurm.agent.silence import ANSWERS, REFUSES
+from ftslurm.agent.silence import ALONE_S, ANSWERS, REFUSES
 from ftslurm.agent.wire import WireError
 from ftslurm.errors import FtslurmError, SchedulerError
 from ftslurm.files import is_listed, write_json
@@ -68,6 +68,8 @@ class Succession:
 
     def consider(self, member: Member, silent_s: float) -> None:
         if self._is_busy or time.monotonic() < self._next_at:
+            return
+        if len(self._nodes) == 2 and silent_s < ALONE_S:
             return
         self._is_busy = True
         peers, attempt = dict(member.peers), member.attempt

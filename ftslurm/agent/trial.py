@@ -17,6 +17,8 @@ from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import AttemptLayout
 from ftslurm.run.spec import RecoverySpec
 
+LEADER_LOST = "leader_lost"
+
 NOW = "now"
 """recovery.evict"""
 
@@ -52,6 +54,10 @@ class Trial:
         new = self._slow(views, at) if found is None else [found]
         self.findings += new
         return new
+
+    @property
+    def has_blamed_leader(self) -> bool:
+        return any(finding.kind == LEADER_LOST for finding in self.findings)
 
     def add(
         self,

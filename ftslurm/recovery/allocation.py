@@ -8,7 +8,7 @@ Slurm was to keep. An allocation is given back a few times at most, then the run
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ftslurm.errors import RunError, SchedulerError, warn
 from ftslurm.files import best_effort
@@ -22,7 +22,7 @@ from ftslurm.recovery.keep_out import (
     placement,
     standing_exclusions,
 )
-from ftslurm.recovery.leader import look
+from ftslurm.recovery.leader import Word, look
 from ftslurm.recovery.next_job import leave, move_on
 from ftslurm.recovery.policy import STOP
 from ftslurm.recovery.recover import outlive_requeue
@@ -46,16 +46,22 @@ def find_place(job: OwnJob, environ: Mapping[str, str]) -> Placement:
         return Placement(nodes)
     newest = max(claimed_numbers(job.layout), default=0)
     word = look(job, newest)
+    here = _place(job, nodes, known_exclusions(job), word)
+    if not here.serves and word.is_hasty:
+        word = look(job, newest)
+        here = _place(job, nodes, known_exclusions(job), word)
     for node in sorted(word.unreachable):
         with best_effort(f"the loss of node {node} is not on record"):
             why = f"it did not answer when the attempt after {newest} was claimed"
             note_node(job.layout, FAULT, node, attempt=newest, cause=NODE, why=why, now=job.now)
-    here = placement(job, nodes, {**known_exclusions(job), **word.lost}, doubtful=word.doubtful)
     if here.serves:
         return here
     # Another job is needed, and there may be too few nodes for one.
-    standing = standing_exclusions(job)
-    return placement(job, nodes, {**standing, **word.lost}, doubtful=word.doubtful)
+    return _place(job, nodes, standing_exclusions(job), word)
+
+
+def _place(job: OwnJob, nodes: Sequence[str], excluded: Mapping[str, str], word: Word) -> Placement:
+    return placement(job, nodes, {**excluded, **word.lost}, doubtful=word.doubtful)
 
 
 def give_back(job: OwnJob, here: Placement) -> None:

@@ -193,7 +193,7 @@ def _numeric(
     allowed = rules.budgets.get(NUMERIC, rules.max_failures)
     budget = f"{_failures(len(before) + 1)} of cause numeric at this place, recovery.on_nan is "
     verdict = Verdict(
-        otherwise=f"the next attempt goes on from step {begin}",
+        otherwise=_whence(begin, goes_back=goes_back),
         restore_before=newest if goes_back else None,
         advice=_ADVICE[NUMERIC],
         budget=f"{budget}{rules.on_nan}",
@@ -208,13 +208,19 @@ def _numeric(
     if any(past.skipped for past in before):
         return _stopped(verdict, f"the loss went wrong again {place} after passing over batches")
     return Verdict(
-        otherwise=f"{verdict.otherwise} and passes over the batches of steps {begin + 1} to "
+        otherwise=f"{verdict.otherwise}, and passes over the batches of steps {begin + 1} to "
         f"{bad_step}",
         restore_before=verdict.restore_before,
         skip_steps=((begin + 1, bad_step),),
         advice=verdict.advice,
         budget=verdict.budget,
     )
+
+
+def _whence(begin: int, *, goes_back: bool) -> str:
+    if goes_back:
+        return f"the next attempt goes back to step {begin}, one committed step before the newest"
+    return f"the next attempt goes on from step {begin}, no older one is there to go back to"
 
 
 def _stopped(verdict: Verdict, why: str) -> Verdict:

@@ -23,6 +23,7 @@ from ftslurm.recovery.causes import (
     MEANING,
     NETWORK_TRANSIENT,
     NODE,
+    OOM_HOST,
     PREEMPTED,
     STRAGGLER,
     TIME_LIMIT,
@@ -39,6 +40,7 @@ from ftslurm.recovery.signatures import (
     RANK_ERROR,
     STANDSTILL,
     STATE,
+    STEPD,
     TEXT,
     UNCLEAR,
     WEAK,
@@ -203,6 +205,8 @@ def _read(clue: Clue) -> Optional[_Reading]:
     # slurmstepd names the first node of a step that lost another one, and a watchdog speaks on
     # every rank: whoever says it is not whom it is about.
     by_step = row.cause == NODE and clue.kind in (LAUNCHER, LOG)
+    # It writes of the step into the log of its node's first rank (seen): no word of that rank.
+    by_step = by_step or (row.cause == OOM_HOST and clue.kind == LOG and trust == STEPD)
     by_victim = row.cause in (HANG, NETWORK_TRANSIENT) and trust == TEXT
     if not by_step and not by_victim:
         node = node or clue.node

@@ -36,6 +36,11 @@ class Word:
     doubtful: frozenset[str] = frozenset()
     """Nothing is known of these: the node answers, its agent does not."""
 
+    @property
+    def is_hasty(self) -> bool:
+        """Some of `lost` are reached, and have not been able to say in time that they are clean."""
+        return bool(set(self.lost) - self.unreachable)
+
 
 def look(job: OwnJob, attempt: int) -> Word:
     """Before a new attempt: are the nodes there, and clean of `attempt` and all before it?"""

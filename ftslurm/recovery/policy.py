@@ -335,7 +335,6 @@ def _after_failure(
         action=RESTART,
         restore_before=verdict.restore_before,
         skip_steps=verdict.skip_steps,
-        wait_s=budgets.backoff_s(count, cause, rules),
         reason=f"{what}; {verdict.otherwise or resume_point(evidence)}",
     )
     # A restart in place would end with the allocation, a moment later.
@@ -344,8 +343,15 @@ def _after_failure(
     elif evidence.limit_is_near:
         reason = f"{decision.reason}; the time limit is near"
     else:
+        return _after_a_wait(decision, budgets.backoff_s(count, cause, rules))
+    return dataclasses.replace(decision, action=REQUEUED, reason=reason)
+
+
+def _after_a_wait(decision: Decision, wait_s: float) -> Decision:
+    if wait_s == 0:
         return decision
-    return dataclasses.replace(decision, action=REQUEUED, reason=reason, wait_s=0.0)
+    reason = f"{decision.reason}, in {wait_s:.0f} s"
+    return dataclasses.replace(decision, reason=reason, wait_s=wait_s)
 
 
 def _failures_in_a_row(history: Sequence[PastAttempt], evidence: Evidence) -> int:

@@ -33,6 +33,8 @@ HARDWARE = 30
 """Kernel and NVML of a node in the time of the attempt."""
 RANK = 40
 """An exception or a deadly signal of a rank; among them the earliest counts."""
+SOMEBODYS = 42
+"""The kernel's word on a process of the node that may be another job's."""
 UNCLEAR = 44
 """An exception that no row knows: it may be the consequence of a known one."""
 STANDSTILL = 46

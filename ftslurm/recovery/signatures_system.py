@@ -26,6 +26,7 @@ from ftslurm.recovery.signatures import (
     KILLED_FIRST,
     LAST,
     RANK,
+    SOMEBODYS,
     STEPD,
     WEAK,
     Signature,
@@ -274,11 +275,19 @@ KERNEL_LINES = [
     # 43 and 45 are seen at any hard end of a process.
     Signature("Xid of an end", _IS_XID + r"(43|45)\b", CODE, f"{_XID} IGNORE", 0.3, trust=WEAK),
     Signature(
+        "kernel out of memory in a job",
+        r"oom-kill:constraint.*\bjob_\d+",
+        OOM_HOST,
+        "Linux mm/oom_kill.c; Slurm's cgroups bear the job's id",
+        0.95,
+    ),
+    Signature(
         "kernel out of memory",
         r"[Mm]emory cgroup out of memory: Kill|Out of memory: Kill|oom-kill:constraint",
         OOM_HOST,
         "Linux mm/oom_kill.c",
-        0.9,
+        0.85,
+        trust=SOMEBODYS,
     ),
     Signature(
         "NVML",

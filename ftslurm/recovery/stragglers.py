@@ -20,7 +20,7 @@ STRAGGLER, SLOW_ALL, DRIFT = "straggler", "slow_all", "drift"
 
 LEAST_EXCESS_S = 0.01
 """Own compute above the median by less than this a step is nobody's concern."""
-PLAIN_SHARE = 1.5
+PLAIN_SHARE = 1.25
 """Own compute by the clock from which more work is one that others wait for."""
 WORK_SHARE = 0.5
 """Of own compute on a processor, from which it is work and no lack of something."""

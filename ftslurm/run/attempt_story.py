@@ -7,6 +7,7 @@ run at once. A record that is torn counts as absent.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +32,9 @@ MAX_ERRORS_READ = 64
 """Error records looked at where no decision names the first: of 10,000 ranks all take too long."""
 
 
+_LAST_WORDS_BYTES, _LAST_WORDS_LINES = 4096, 20
+
+
 @dataclass(frozen=True)
 class FirstFailure:
     """The rank that failed first; what it could not say is None or empty."""
@@ -40,7 +44,7 @@ class FirstFailure:
     error: str
     step: Optional[int]
     traceback: list[str]
-    """Lines."""
+    """Lines; of a rank that left no record, the last of its log."""
     file: Optional[str]
     """Where its own words are, in the run directory."""
 
@@ -88,10 +92,11 @@ class AttemptStory:
 
 def read_attempt_stories(layout: RunLayout, *, is_program: bool) -> list[AttemptStory]:
     """Of all attempts, in order."""
-    records = [read_attempt_records(layout, number) for number in numbers(layout)]
+    claimed = numbers(layout)
+    records = [read_attempt_records(layout, number) for number in claimed]
     stories = [
         _story(layout, number, here, following, is_program=is_program)
-        for number, here, following in zip(numbers(layout), records, [*records[1:], None])
+        for number, here, following in zip(claimed, records, [*records[1:], None])
     ]
     return _with_losses(layout, stories)
 
@@ -116,10 +121,20 @@ def first_failure(here: Records, following: Optional[Records]) -> Optional[First
         rank=int(rank),
         node=told.get("node"),
         error=str(told.get("error", "unknown")),
-        step=None,
-        traceback=[],
+        step=told.get("step"),
+        traceback=_last_words(told.get("log")),
         file=told.get("log"),
     )
+
+
+def _last_words(log: Optional[str]) -> list[str]:
+    """Of a rank that was ended before it could write why: what faulthandler, or a library, said."""
+    if log is None or not Path(log).is_file():
+        return []
+    with Path(log).open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+        text = stream.read().decode(errors="replace")
+    return text.splitlines()[-_LAST_WORDS_LINES:]
 
 
 def _story(

@@ -176,7 +176,7 @@ def append_event(
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
     Kinds so far: claimed, restored, first_step, fell_back, rejected, signal, committed,
     save_failed, save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended, decided,
-    requeue_asked, gave_way, asked (of a program's rank 0, to leave).
+    requeue_asked, gave_way, told (people, of an event), asked (of a program's rank 0, to leave).
     """
     append_record(paths.events, {"at": now(), "kind": kind, **facts})
 

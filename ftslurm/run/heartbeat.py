@@ -39,13 +39,14 @@ SIZE_BYTES = 4096
 MAGIC = b"FTSBEAT1"
 # Magic, rank, attempt, pid, dump signal, start ticks, namespace of the pid, node.
 HEADER = struct.Struct("=8sIIIIQQ64s")
-# Sections begin and end with the same number; see _section.
+# Two sections, each written to its two places in turn; see _section.
 PROGRESS = struct.Struct("=QQqddddddddddQ")
 COLLECTIVE = struct.Struct("=QQQdd40sQ")
 NOTE = struct.Struct("=Qdd40s")  # sequence, entered, left or 0, name
 LEFT = struct.Struct("=d")
 LEFT_AT = 16  # in a note
-PROGRESS_AT, COLLECTIVE_AT, RING_AT = 128, 256, 512
+SLOT = 128
+PROGRESS_AT, COLLECTIVE_AT, RING_AT = 128, 384, 640
 NAME_BYTES = 40
 _TRIES = 50
 
@@ -143,16 +144,16 @@ def read_views(folder: Path, node: str) -> list[RankView]:
 def read_notes(folder: Path, rank: int) -> list[Note]:
     """The rank's newest collectives, oldest first; those being written are left out."""
     try:
-        data = beat_file(folder, rank).read_bytes()
+        data, again = (beat_file(folder, rank).read_bytes() for _ in range(2))
     except OSError:
         return []
-    if len(data) < SIZE_BYTES or not data.startswith(MAGIC):
+    if min(len(data), len(again)) < SIZE_BYTES or not data.startswith(MAGIC):
         return []
     now = time.monotonic()
     notes = []
     for place in range(RING_AT, RING_AT + RING * NOTE.size, NOTE.size):
         seq, entered_at, left_at, name = NOTE.unpack_from(data, place)
-        if seq:
+        if seq and data[place : place + NOTE.size] == again[place : place + NOTE.size]:
             inside_s = left_at - entered_at if left_at else None
             notes.append(Note(seq, _text(name), now - entered_at, inside_s))
     return sorted(notes, key=lambda note: note.seq)
@@ -250,19 +251,25 @@ def _read(path: Path, node: str) -> Optional[RankView]:
 
 
 def _section(fd: int, offset: int, form: struct.Struct) -> tuple[Any, ...]:
-    """A section that was whole when it was read: its two numbers agree and two reads are the same.
+    """The newest whole beat of a section.
 
-    One that stays unfinished is that of a rank which was stopped in the middle of a beat: of its
-    fields some are of the beat before, and it must be seen all the same.
+    The writer takes its two places in turn, so that one of them is whole even if it is stopped in
+    the midst of a beat. Whole: the number at the beginning is that at the end, and a second read
+    finds the same, since a copy may overtake, or be overtaken by, what is written meanwhile.
     """
+    newest: tuple[Any, ...] = (0,)
     before = b""
     for _ in range(_TRIES):
-        data = os.pread(fd, form.size, offset)
-        values = form.unpack(data)
-        if values[0] == values[-1] and data == before:
-            break
+        data = os.pread(fd, 2 * SLOT, offset)
+        for place in (0, SLOT):
+            values = form.unpack_from(data, place)
+            is_steady = data[place : place + form.size] == before[place : place + form.size]
+            if is_steady and values[0] == values[-1] and values[0] > newest[0]:
+                newest = values
+        if len(newest) > 1:
+            return newest[1:-1]
         before = data
-    return values[1:-1]
+    raise OSError(f"no whole beat in {_TRIES} reads")
 
 
 def _text(padded: bytes) -> str:

@@ -70,6 +70,7 @@ class Pulse:
         self._names: dict[str, bytes] = {}
         self._latest = (0.0, b"")
         self._beat()
+        self._tell(0.0)
 
     @classmethod
     def open(cls, env: RankEnvironment, environ: Mapping[str, str] = os.environ) -> Pulse:
@@ -243,7 +244,7 @@ class Pulse:
         wall_s, own_s, cpu_s = self._last
         form.PROGRESS.pack_into(
             self._memory,
-            form.PROGRESS_AT,
+            form.PROGRESS_AT + form.SLOT * (beats & 1),
             beats,
             PHASES.index(self.phase_name),
             self.step,
@@ -272,7 +273,7 @@ class Pulse:
         entered_at, name = self._inside.get(self._waits_for, self._latest)
         form.COLLECTIVE.pack_into(
             self._memory,
-            form.COLLECTIVE_AT,
+            form.COLLECTIVE_AT + form.SLOT * (changes & 1),
             changes,
             self._collectives,
             self._waits_for,

@@ -29,7 +29,7 @@ ASKED = "the ranks were asked to leave"
 EXIT_KINDS = ("exit", "rank_exit")
 DEADLY_FINDINGS = ("hang", "node_lost", "leader_lost")
 BATCH_KINDS = (
-    "claimed", "ranks_ended", "decided", "requeue_asked", "gave_way", "excluded",
+    "claimed", "ranks_ended", "decided", "told", "requeue_asked", "gave_way",
 )  # fmt: skip
 """Journal lines of the batch loop's verbs; all others are of a rank."""
 

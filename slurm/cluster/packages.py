@@ -28,7 +28,12 @@ PROGRAMS = {
     "hostname": "hostname",
 }
 # For the tests of the repository, not for the cluster itself.
-TEST_PROGRAMS = {"shellcheck": "shellcheck", "mkfs.btrfs": "btrfs-progs", "bwrap": "bubblewrap"}
+TEST_PROGRAMS = {
+    "shellcheck": "shellcheck",
+    "mkfs.btrfs": "btrfs-progs",
+    "bwrap": "bubblewrap",
+    "faketime": "faketime",
+}
 PYTHON_VENV = "python3-venv"
 
 

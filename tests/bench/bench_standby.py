@@ -32,6 +32,7 @@ from pairs import Comparison, median_with_interval, run_in_turn  # noqa: E402
 from ftslurm.files import read_json  # noqa: E402
 from ftslurm.run.attempts import read_attempt, read_events, read_progress  # noqa: E402
 from ftslurm.run.layout import RunLayout  # noqa: E402
+from ftslurm.scheduler import open_scheduler  # noqa: E402
 
 DEADLINE_S = 120
 PARTS = ("ranks gone", "decided", "claimed", "rank is python", "groups open", "restored",
@@ -74,7 +75,9 @@ class Trial:
             "recovery.max_failures=100", f"recovery.standby={str(standby).lower()}",
             f"runs_dir={folder}/runs", "--json",
         )  # fmt: skip
-        self.layout = RunLayout(Path(json.loads(said)["run_dir"]))
+        record = json.loads(said)
+        self.layout = RunLayout(Path(record["run_dir"]))
+        self._job_id = record["job_id"]
 
     def crash(self, attempt: int) -> dict[str, float]:
         """Kill the last rank of a training attempt; seconds of each part up to the next step."""
@@ -96,6 +99,8 @@ class Trial:
 
     def cancel(self) -> None:
         self._ftslurm("cancel", str(self.layout.root))
+        scheduler = open_scheduler("local", run_dir=self.layout.root)
+        self._wait(lambda: scheduler.job_state(self._job_id).is_ended)
 
     def _moments(self, attempt: int) -> list[float]:
         decided = read_json(self.layout.attempt(attempt).root / "decision.json")

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -295,8 +295,7 @@ class Lab:
         if self.settings != DEFAULT_SETTINGS:
             self.change_settings(**DEFAULT_SETTINGS)
             repaired.append("settings were changed")
-        # A job does not end before all of its nodes say so.
-        repaired += [f"node {node} was {how}" for node, how in self._switch_on_nodes()]
+        self._switch_on_nodes()  # a job does not end before all of its nodes say so
         if self.queue():
             self.cancel_all()
             repaired.append("jobs were left")
@@ -305,14 +304,10 @@ class Lab:
             self._repair_nodes()
         return repaired
 
-    def _switch_on_nodes(self) -> Iterator[tuple[str, str]]:
+    def _switch_on_nodes(self) -> None:
         for node in self.status()["nodes"]:
-            if not node["on"]:
-                self.start(node["name"])
-                yield node["name"], "off"
-            elif not node["linked"]:
-                self.join(node["name"])
-                yield node["name"], "cut"
+            if not (node["on"] and node["linked"]):
+                (self.join if node["on"] else self.start)(node["name"])
 
     def _repair_nodes(self) -> None:
         def all_idle() -> Optional[bool]:

@@ -132,7 +132,9 @@ def test_one_nodes_clock_90_s_ahead_changes_neither_the_order_nor_the_times(lab:
         faults="eio@step:rank=3:step=45:attempt=1",
         step_s=0.1,
     )
-    run.end_as("COMPLETED")
+    # Not its job's end: on a machine that is too busy an agent may be missed, and the run move on.
+    done = run.run.layout.done
+    wait_until(lambda: done.exists() or None, timeout_s=150, seen=run.says)
     told = run.status()
     first = told["attempts"][0]
     assert first["nodes"] == ["n1", "n2"], "n2 had to be one of its nodes"
@@ -141,7 +143,8 @@ def test_one_nodes_clock_90_s_ahead_changes_neither_the_order_nor_the_times(lab:
     agents = read_json(run.run.layout.attempt(1).root / "agents.json")
     assert agents["nodes"]["n2"]["offset_s"] == pytest.approx(AHEAD_S, abs=1.0)
     assert agents["nodes"]["n1"]["offset_s"] == pytest.approx(0.0, abs=1.0)
-    assert line["failed_by"] != "unknown" and 0 < line["rto_s"] < 60, line
+    assert line["failed_by"] == "error record of rank 3" and 0 < line["rto_s"] < 150, line
+    assert 0 <= line["mttd_s"] < 30, line
     print(run.ftslurm("status", str(run.run.layout.root)))
     whole = run.ftslurm("status", str(run.run.layout.root), "--attempt", "1")
     print(whole)

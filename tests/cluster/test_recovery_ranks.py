@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from batch_runs import Group, LabRun
+from batch_runs import STEPS, Group, LabRun
 from lab import REPOSITORY, Lab, cluster, open_lab, wait_until
+from test_shared_fs import undisturbed_digest
 
 from ftslurm.files import read_json
 from ftslurm.run.attempts import read_progress
@@ -222,6 +223,15 @@ def test_a_rank_killed_from_outside_is_named_and_the_run_goes_on(
     assert decision["blamed"]["rank"] == DEATHS[attempt][1], decision
 
 
+@pytest.mark.parametrize("name", ["hangs", "dies"])
+def test_what_the_run_has_trained_is_bit_for_bit_as_if_nothing_had_happened(
+    runs: Group[WatchedRun], name: str
+) -> None:
+    run = runs[name].run
+    assert run.digest == undisturbed_digest()
+    assert sorted(run.losses) == list(range(1, STEPS + 1))
+
+
 def test_the_agents_do_not_delay_the_end_of_the_job(runs: Group[WatchedRun]) -> None:
     """They ignore TERM; Slurm alone would wait for KillWait, 5 s here."""
     run = runs["dies"]
@@ -270,4 +280,5 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_from_one_that_someb
     decision = run.decision()
     print(f"{decision['cause']} {decision['blamed']} {decision['reason']}")
     assert (decision["cause"], decision["action"]) == ("oom_host", "restart"), run.says()
-    assert decision["blamed"]["rank"] == 1
+    # Not the blamed one: in a step with a kill, srun calls whoever ends first `Out Of Memory`.
+    assert decision["first_failure"]["rank"] == 1, run.says()

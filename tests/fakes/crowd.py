@@ -59,28 +59,46 @@ class Healthy:
 class Puppet:
     """One member as the leader sees it."""
 
-    def __init__(self, loop, number, ranks):
+    def __init__(self, loop, number, ranks, port, own_port):
+        self.port, self.own_port = port, own_port
         self.loop, self.node = loop, node_name(number)
         self.rows = [to_row(view) for view in Healthy(number, ranks).look(1)]
-        self.link = None
+        self.link, self.reports = None, False
+
+    def connect(self):
+        self.loop.connect("127.0.0.1", self.port, self, self.connected)
 
     def connected(self, link, why):
+        if link is None:  # so many at once, on a machine that has other work
+            self.loop.later(1.0, self.connect)
+            return
         self.link = link
-        link.send({"t": "hello", "node": self.node, "host": "127.0.0.1", "port": 1})
+        link.send({"t": "hello", "node": self.node, "host": "127.0.0.1", "port": self.own_port})
 
     def received(self, link, message):
-        if message["t"] == "welcome":
+        if message["t"] == "welcome" and not self.reports:
+            self.reports = True
             self.loop.every(1.0, self.report)
         elif message["t"] == "beat":
             link.send({"t": "pong", "id": message["id"], "at": time.time()})
 
     def closed(self, link, why):
-        print(f"{self.node}: {why}", file=sys.stderr)
+        self.connect()
 
     def report(self):
         now = time.monotonic()
         report = NodeReport(now, 0.0, 1, self.rows)
         self.link.send({"t": "report", "nodes": {self.node: report.to_wire(now)}})
+
+
+class Answering:
+    """At the port of every puppet: it is there."""
+
+    def received(self, link, message):
+        link.send({"t": "probed", "hears": True})
+
+    def closed(self, link, why):
+        pass
 
 
 def many_files():
@@ -91,10 +109,9 @@ def many_files():
 def main(port, nodes, ranks):
     many_files()
     loop = Loop(KEY)
+    own_port = loop.listen("127.0.0.1", Answering)
     for number in range(1, int(nodes)):
-        puppet = Puppet(loop, number, int(ranks))
-        connect = functools.partial(loop.connect, "127.0.0.1", int(port), puppet, puppet.connected)
-        loop.later(number * 0.004, connect)
+        loop.later(number * 0.004, Puppet(loop, number, int(ranks), int(port), own_port).connect)
     ended = functools.partial(loop.from_thread, loop.stop)
     threading.Thread(target=lambda: (sys.stdin.read(), ended()), daemon=True).start()
     loop.run()

@@ -1,0 +1,134 @@
+"""A verdict, and what it is given by: one look at the node, the one before, and what is remembered.
+
+Values and look-ups in them; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Optional, Union
+
+from ftslurm.health import signals as s
+from ftslurm.health.decision_table import SATURATION
+from ftslurm.health.history import History
+from ftslurm.health.signals import Gpu, Reading, Signal, Value
+from ftslurm.health.xid_table import WORDS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`code` for the node's reason, at most 12 characters; `rule` the row it comes from."""
+
+    word: str
+    code: str
+    gpu: Optional[Gpu]
+    sentence: str
+    rule: str
+    source: str
+    signals: tuple[Signal, ...] = ()
+    hands_to_run: bool = False
+    """The program's own fault: the run is told, so that it stops trying the same again."""
+    sticky: bool = False
+    """Never resumed but by a person."""
+    auto_resume: bool = False
+    """May be resumed once its signal is gone and `needs` has happened."""
+    needs: str = ""
+    """reset, reboot or repair; empty where the end of the signal is enough."""
+    trend: bool = False
+
+    @property
+    def key(self) -> str:
+        """The same from look to look for the same thing at the same place."""
+        if not self.signals:
+            return self.rule
+        _, bus, link, where = self.signals[0].place
+        return f"{self.rule} {bus} {'' if link is None else link} {where}"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a site may set."""
+
+    off: frozenset[str] = frozenset()
+    """Rules that are not looked at: a row's `rule`, or `xid-79`."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Another bound for a row, by its rule."""
+    unknown_probes: int = 3
+    """Looks in a row in which NVML could not be read, on a node with GPUs, that drain it."""
+    trends_drain: bool = False
+    """Two kinds of trend on one GPU drain it after the job."""
+    sympathetic_s: float = 10.0
+    """An NVLink error this near to the loss of a peer GPU is its echo."""
+    cooling_rise_c: float = 10.0
+
+
+@dataclass(frozen=True)
+class Risen:
+    """By how much a counter has risen; None: it cannot be told, because of `why`."""
+
+    by: Optional[float]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    reading: Reading
+    baseline: Optional[Reading]
+    """Of the same boot: counters begin anew with the driver."""
+    history: History
+    thresholds: Thresholds
+
+    def state(self, kind: str, gpu: Optional[Gpu]) -> Optional[Value]:
+        """What the reading says of this GPU, or of the node where `gpu` is None."""
+        return _value_of(self.reading, kind, gpu)
+
+    def before(self, signal: Signal) -> Optional[Value]:
+        if signal.baseline is not None:
+            return signal.baseline
+        return self._baselines.get(signal.place)
+
+    def minutes(self) -> Optional[float]:
+        """Since the baseline, at least one."""
+        if self.baseline is None:
+            return None
+        return max(1.0, (self.reading.at - self.baseline.at) / 60.0)
+
+    def risen(self, signal: Signal) -> Risen:
+        now, then = as_number(signal.value), as_number(self.before(signal))
+        if now is None or then is None:
+            return Risen(None, "no baseline of this boot")
+        cap = SATURATION.get(signal.where.rpartition("/")[2])
+        if cap is not None and now == then == cap:
+            return Risen(None, f"the counter stays at {cap}")
+        return Risen(now if now < then else now - then)
+
+    def has_gpus(self) -> bool:
+        """By PCI; where that was not read, by what else names GPUs."""
+        counts = [self.state(kind, None) for kind in (s.GPU_COUNT_PCI, s.GPU_COUNT_GRES)]
+        known = [number for number in map(as_number, counts) if number is not None]
+        return any(known) if known else bool(self.reading.gpus)
+
+    @property
+    def _baselines(self) -> Mapping[tuple[str, str, Optional[int], str], Value]:
+        signals: Sequence[Signal] = self.baseline.signals if self.baseline else ()
+        return {signal.place: signal.value for signal in signals}
+
+
+def _value_of(reading: Reading, kind: str, gpu: Optional[Gpu]) -> Optional[Value]:
+    bus = gpu.bus if gpu else ""
+    for signal in reading.signals:
+        if signal.kind == kind and (signal.gpu.bus if signal.gpu else "") == bus:
+            return signal.value
+    return None
+
+
+def as_number(value: Optional[Value]) -> Optional[float]:
+    """None for a text; a text is never more or less than anything."""
+    number: Union[int, float, None] = value if isinstance(value, (bool, int, float)) else None
+    return None if number is None else float(number)
+
+
+def rank(word: str) -> int:
+    """0 is the worst."""
+    return WORDS.index(word)
