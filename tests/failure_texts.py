@@ -22,8 +22,8 @@ from failure_clues import (
     node_state,
 )
 
-from ftslurm.recovery.causes import MEANING
-from ftslurm.recovery.classify import classify
+from ftslurm.diagnosis.causes import MEANING
+from ftslurm.diagnosis.classify import classify
 
 # Row of the table -> (cause, its variants; each what the failing rank, Slurm or node left).
 ROWS = {

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from ftslurm.diagnosis import causes
+from ftslurm.diagnosis.classify import Clue, Finding
 from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY
-from ftslurm.recovery import causes
 from ftslurm.recovery.budgets import backoff_s
-from ftslurm.recovery.classify import Clue, Finding
 from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
 from ftslurm.run.attempts import STOPPED, Outcome
 from ftslurm.run.spec import RecoverySpec

@@ -8,10 +8,10 @@ import failure_clues as texts
 import failure_texts
 import pytest
 
-from ftslurm.recovery import classify as module
-from ftslurm.recovery.causes import CODE, GPU, HANG, MEANING, NODE, OOM_HOST, UNKNOWN
-from ftslurm.recovery.classify import Clue, Facts, classify
-from ftslurm.recovery.signatures import KINDS, look_up
+from ftslurm.diagnosis import classify as module
+from ftslurm.diagnosis.causes import CODE, GPU, HANG, MEANING, NODE, OOM_HOST, UNKNOWN
+from ftslurm.diagnosis.classify import Clue, Facts, classify
+from ftslurm.diagnosis.signatures import KINDS, look_up
 
 CASES = list(failure_texts.variants())
 IDS = [f"{row}-{number}" for row, number, *_ in CASES]

@@ -6,8 +6,8 @@ import time
 import pytest
 from fakes.left_behind import KILLED, NOW, agents, found, leave, make_run, rank_error
 
+from ftslurm.diagnosis.clues import gather
 from ftslurm.files import write_json
-from ftslurm.recovery.clues import gather
 from ftslurm.run.attempts import Progress, write_progress
 from ftslurm.run.layout import RunLayout
 

@@ -7,8 +7,8 @@ from typing import Optional
 import pytest
 from fakes.views import rank_view, silent
 
-from ftslurm.recovery.hang import HangFinding, HangLimits, HangMemory, hung
-from ftslurm.recovery.stragglers import StragglerLimits, Watcher
+from ftslurm.diagnosis.hang import HangFinding, HangLimits, HangMemory, hung
+from ftslurm.diagnosis.stragglers import StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.spec import RecoverySpec
 

@@ -9,10 +9,10 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ftslurm"
 
 # A room imports from itself and from lower ranks only, except where EXTRA says so.
 RANK = {
-    "errors": 0, "faults": 1, "files": 2, "run": 3,
-    "scheduler": 4, "checkpoint": 4, "replay": 4, "program": 4,
-    "recovery": 5, "node": 5, "agent": 6, "submit": 6, "operate": 6, "train": 6, "cli": 7,
-    "__main__": 8, "__init__": 8,
+    "errors": 0, "faults": 1, "files": 2, "run": 3, "health": 3,
+    "scheduler": 4, "checkpoint": 4, "replay": 4, "program": 4, "diagnosis": 5,
+    "recovery": 6, "node": 6, "agent": 7, "submit": 7, "operate": 7, "train": 7, "cli": 8,
+    "__main__": 9, "__init__": 9,
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "h5py"}
 OWNERS = {
@@ -31,11 +31,11 @@ EXTRA = {("run/story.py", "checkpoint"), ("run/story.py", "recovery"),
          ("program/child.py", "scheduler")}  # fmt: skip
 # Deciding is pure: no clock, no files, no processes.
 PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py",
-        "run/spec_check.py", "run/timeline.py", "recovery/exclusion.py", "recovery/classify.py",
+        "run/spec_check.py", "run/timeline.py", "recovery/exclusion.py", "diagnosis/classify.py",
         "recovery/budgets.py", "recovery/sentences.py",
-        "recovery/signatures.py", "recovery/signatures_ranks.py", "recovery/signatures_system.py",
-        "recovery/node_clues.py", "recovery/causes.py", "recovery/hang.py",
-        "recovery/stragglers.py"]  # fmt: skip
+        "diagnosis/signatures.py", "diagnosis/signatures_ranks.py",
+        "diagnosis/signatures_system.py", "diagnosis/node_clues.py", "diagnosis/causes.py",
+        "diagnosis/hang.py", "diagnosis/stragglers.py"]  # fmt: skip
 
 
 def modules() -> list[Path]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ftslurm.diagnosis import causes
+from ftslurm.diagnosis.classify import Finding
 from ftslurm.errors import RANK_FAILED
-from ftslurm.recovery import causes
-from ftslurm.recovery.classify import Finding
 from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
 from ftslurm.run.spec import RecoverySpec
 

@@ -55,9 +55,9 @@ def test_a_classification_that_fails_or_is_slow_leaves_it_to_the_old_rules(
             time.sleep(30)
         raise ZeroDivisionError("of its own")
 
-    monkeypatch.setattr("ftslurm.recovery.clues.gather", gather)
+    monkeypatch.setattr("ftslurm.diagnosis.clues.gather", gather)
     monkeypatch.setattr("ftslurm.recovery.recover.DEADLINE_S", 0.2)
-    monkeypatch.setattr("ftslurm.recovery.finding.MARGIN_S", 0.1)
+    monkeypatch.setattr("ftslurm.diagnosis.finding.MARGIN_S", 0.1)
     begun = time.monotonic()
     decision = decide(layout)
     assert time.monotonic() - begun < 5
@@ -72,7 +72,7 @@ def test_in_a_grace_period_nothing_is_classified(layout, monkeypatch):
     def gather(*_, **__):
         raise AssertionError("asked")
 
-    monkeypatch.setattr("ftslurm.recovery.clues.gather", gather)
+    monkeypatch.setattr("ftslurm.diagnosis.clues.gather", gather)
     begin(layout)
     assert "asked" not in decide(layout, rc=143, term=True).reason
 

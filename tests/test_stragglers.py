@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 from fakes.views import rank_view
 
-from ftslurm.recovery.stragglers import SlowFinding, StragglerLimits, Watcher
+from ftslurm.diagnosis.stragglers import SlowFinding, StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.spec import RecoverySpec
 

@@ -6,9 +6,9 @@ import failure_texts
 import pytest
 from test_classify import FURTHER
 
-from ftslurm.recovery.classify import TABLE, Facts, classify
-from ftslurm.recovery.signatures import look_up
-from ftslurm.recovery.tails import MOST_CLUES, log_clues, read_tail, time_in
+from ftslurm.diagnosis.classify import TABLE, Facts, classify
+from ftslurm.diagnosis.signatures import look_up
+from ftslurm.diagnosis.tails import MOST_CLUES, log_clues, read_tail, time_in
 
 NOW = 1_700_000_000.0
 TRACEBACK = """\

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from ftslurm.agent.report import Finding
-from ftslurm.recovery.hang import HangLimits, HangMemory, hung
-from ftslurm.recovery.stragglers import STRAGGLER, StragglerLimits, Watcher
+from ftslurm.diagnosis.hang import HangLimits, HangMemory, hung
+from ftslurm.diagnosis.stragglers import STRAGGLER, StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import AttemptLayout
 from ftslurm.run.spec import RecoverySpec

@@ -49,13 +49,13 @@ class Row:
     where: str = ""
     """The end of the signal's `where`, for kinds that have many."""
     first: str = ""
-    """The word until `reads`, `for_s` or `times` are reached."""
+    """The word until `reads` and `for_s` are reached."""
     reads: int = 1
     """Looks in a row in which it holds."""
     for_s: float = 0.0
     """How long it has to have held in all of them."""
-    times: int = 1
     window_s: float = 0.0
+    """Of a rise: what counts is its part of so much time."""
     needs: str = ""
     is_sticky: bool = False
     resumes: bool = False
@@ -238,12 +238,14 @@ RDMA = (
         resumes=True),
     Row("rdma-rate", s.RDMA_RATE, BELOW_BASELINE, 0, AFTER, "IB-RATE", "a slower port than it was",
         "gpud infiniband", first=WARN, reads=2, resumes=True),
-    Row("rdma-flap", _COUNT, RISEN, 1, AFTER, "IB-FLAP", "a port that goes down and comes back",
-        "cyclecloud-healthagent: 3 in 3 h; gpud", where="link_downed", first=WARN, times=3,
-        window_s=3 * _HOUR_S),
-    Row("rdma-carrier", _COUNT, RISEN, 2, AFTER, "IB-FLAP", "a port that loses its carrier",
-        "azurehpc-health-checks: 5 in 24 h", where="carrier_changes", first=WARN, times=3,
-        window_s=3 * _HOUR_S),
+    Row("rdma-flap", _COUNT, RISEN, 1, WARN, "IB-FLAP", "a port that went down and came back",
+        "gpud infiniband", where="link_downed"),
+    Row("rdma-flaps", _COUNT, RISEN, 3, AFTER, "IB-FLAP", "a port that keeps going down",
+        "gpud: 3 in 12 h; cyclecloud-healthagent", where="link_downed", window_s=12 * _HOUR_S),
+    Row("rdma-carrier", _COUNT, RISEN, 2, WARN, "IB-FLAP", "a port that lost its carrier",
+        "azurehpc-health-checks", where="carrier_changes"),
+    Row("rdma-carriers", _COUNT, RISEN, 10, AFTER, "IB-FLAP", "a port that loses its carrier again",
+        "azurehpc-health-checks: 5 in 24 h", where="carrier_changes", window_s=_DAY_S),
     *(Row(f"rdma-{name}", _COUNT, RISEN, 1, AFTER, "IB-ERRORS", meaning, _NVSENTINEL, where=name,
           first=WARN, reads=2)
       for name, meaning in (("excessive_buffer_overrun_errors", "buffer overruns of a port"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 MEMORY_S = 14 * 86400.0
 _PAST = 512
@@ -37,6 +37,7 @@ class Streak:
 
     reads: int
     since: float
+    last: float
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,39 @@ def _is_known(kept: list[Past], new: Past) -> bool:
 
 
 def with_streaks(
-    history: History, holding: set[str], unread: set[str], *, now: float, boot_id: str
+    history: History,
+    holding: Mapping[str, bool],
+    unread: set[str],
+    *,
+    now: float,
+    since: Optional[float],
+    boot_id: str,
 ) -> History:
-    """`holding`: keys that hold now. What a failed source would have told (`unread`: beginnings of
-    keys) is neither broken off nor counted. A streak ends with the boot."""
-    streaks: dict[str, Streak] = {}
-    for key, streak in history.streaks.items():
-        if key not in holding and key.startswith(f"{boot_id}|") and _is_unread(key, unread):
-            streaks[key] = streak
+    """`holding`: keys `boot_id|rule place` of what holds now, and whether that is a rise `since`
+    the baseline: two looks at the same rise are one. A rule whose signal could not be read
+    (`unread`) is neither broken off nor counted. A streak ends with the boot."""
+    streaks = {
+        key: streak
+        for key, streak in history.streaks.items()
+        if key.startswith(f"{boot_id}|") and _rule_of(key) in unread
+    }
     for key in sorted(holding)[:_STREAKS]:
         before = history.streaks.get(key)
-        streaks[key] = Streak(before.reads + 1, before.since) if before else Streak(1, now)
+        if before is None:
+            streaks[key] = Streak(1, now, now)
+        elif is_same_rise(before, holding[key], since):
+            streaks[key] = before
+        else:
+            streaks[key] = Streak(before.reads + 1, before.since, now)
     return History(history.past, streaks)
 
 
-def _is_unread(key: str, unread: set[str]) -> bool:
-    rule = key.partition("|")[2].partition(" ")[0]
-    return rule in unread
+def is_same_rise(streak: Streak, is_rise: bool, since: Optional[float]) -> bool:
+    return is_rise and (since is None or since < streak.last)
+
+
+def _rule_of(key: str) -> str:
+    return key.partition("|")[2].partition(" ")[0]
 
 
 def history_record(history: History) -> dict[str, Any]:
@@ -98,8 +115,9 @@ def parse_history(record: Any) -> History:
     try:
         past = tuple(Past(**one) for one in record["past"])
         streaks = {str(key): Streak(**one) for key, one in record["streaks"].items()}
-        numbers = [one.at for one in past] + [one.since for one in streaks.values()]
-        numbers += [one.reads for one in streaks.values()]
+        numbers = [one.at for one in past]
+        for one in streaks.values():
+            numbers += [one.reads, one.since, one.last]
         texts = [text for one in past for text in (one.what, one.bus, one.key)]
     except (TypeError, KeyError, AttributeError, IndexError):
         return History()

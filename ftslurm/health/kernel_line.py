@@ -46,10 +46,10 @@ _PRIORITY = re.compile(r"<\d{1,3}>")
 _ISO = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?(Z|[+-]\d\d:?\d\d)?\s+", re.ASCII
 )
-_SYSLOG = re.compile(r"([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d{1,9})?\s+", re.ASCII)
+_SYSLOG = re.compile(r"([^\W\d]{3,5}\.? [ \d]\d \d\d:\d\d:\d\d)(?:\.\d{1,9})?\s+")
 _SENDER = re.compile(r"(\S{1,255}) ([^\s:\[]{1,48})(?:\[\d*\])?: ?")
 _LEVEL = re.compile(r"kern +:[a-z]+ *: +")
-_UPTIME = re.compile(r"\[ *(\d{1,12}\.\d{1,9})\](?:\[ *[TC]\d+\])? ?", re.ASCII)
+_UPTIME = re.compile(r"\[ *(\+?\d{1,12}\.\d{1,9})\](?:\[ *[TC]\d+\])? ?", re.ASCII)
 _DATED = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?", re.ASCII)
 
 _BUS = r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
@@ -92,6 +92,8 @@ def parse_line(
     message, at = strip_prefix(_text(line), boot_at=boot_at, now=now)
     if message is None:
         return None
+    # dmesg indents what follows a line break inside one message.
+    message = message.lstrip(" ")
     event = _xid(message) or _sxid(message) or _lost(message) or _aer(message) or _mlx5(message)
     return None if event is None else _with_time(event, at)
 
@@ -156,7 +158,8 @@ def _kernel_stamp(
 ) -> tuple[str, Optional[float]]:
     uptime = _UPTIME.match(text)
     if uptime is not None:
-        if boot_at is not None and at is None:
+        is_since_boot = not uptime.group(1).startswith("+")  # dmesg --reltime has steps
+        if boot_at is not None and at is None and is_since_boot:
             at = boot_at + float(uptime.group(1))
         return text[uptime.end() :], at
     dated = _DATED.match(text)

@@ -206,7 +206,7 @@ def reading_record(reading: Reading) -> dict[str, Any]:
 def parse_reading(record: Mapping[str, Any]) -> Reading:
     """The reading again; FormatError where `record` is none."""
     try:
-        return Reading(
+        reading = Reading(
             **{
                 **record,
                 "gpus": tuple(Gpu(**gpu) for gpu in record["gpus"]),
@@ -217,8 +217,31 @@ def parse_reading(record: Mapping[str, Any]) -> Reading:
                 "failures": tuple(Failure(**failure) for failure in record["failures"]),
             }
         )
-    except (TypeError, KeyError, AttributeError) as error:
-        raise FormatError(
-            f"a stored reading of the node cannot be read ({error!r}); remove it, and the next "
-            "probe begins a new one"
-        ) from None
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise FormatError(_not_a_reading(repr(error))) from None
+    for signal in reading.signals:
+        if not _is_signal(signal):
+            raise FormatError(_not_a_reading(f"{signal!r:.200}"))
+    if not isinstance(reading.at, (int, float)) or not isinstance(reading.boot_id, str):
+        raise FormatError(_not_a_reading(f"taken at {reading.at!r:.50}"))
+    return reading
+
+
+def _is_signal(signal: Signal) -> bool:
+    gpu = signal.gpu
+    texts = [signal.text, signal.where] + ([gpu.bus, gpu.uuid] if gpu else [])
+    numbers = [signal.at, signal.link, signal.count, gpu.index if gpu else None]
+    values = [signal.value] + ([] if signal.baseline is None else [signal.baseline])
+    return (
+        signal.kind in KINDS
+        and all(isinstance(value, (bool, int, float, str)) for value in values)
+        and all(isinstance(text, str) for text in texts)
+        and all(number is None or isinstance(number, (int, float)) for number in numbers)
+    )
+
+
+def _not_a_reading(why: str) -> str:
+    return (
+        f"a stored reading of the node cannot be read ({why}); remove it, and the next probe "
+        "begins a new one"
+    )

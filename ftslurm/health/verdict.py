@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Optional, Union
 
 from ftslurm.health import signals as s
@@ -81,12 +82,15 @@ class Case:
 
     def state(self, kind: str, gpu: Optional[Gpu]) -> Optional[Value]:
         """What the reading says of this GPU, or of the node where `gpu` is None."""
-        return _value_of(self.reading, kind, gpu)
+        return self._values.get((kind, gpu.bus if gpu else ""))
 
     def before(self, signal: Signal) -> Optional[Value]:
         if signal.baseline is not None:
             return signal.baseline
         return self._baselines.get(signal.place)
+
+    def since(self) -> Optional[float]:
+        return self.baseline.at if self.baseline else None
 
     def minutes(self) -> Optional[float]:
         """Since the baseline, at least one."""
@@ -109,18 +113,19 @@ class Case:
         known = [number for number in map(as_number, counts) if number is not None]
         return any(known) if known else bool(self.reading.gpus)
 
-    @property
+    @cached_property
+    def _values(self) -> Mapping[tuple[str, str], Value]:
+        signals = reversed(self.reading.signals)
+        return {(one.kind, one.gpu.bus if one.gpu else ""): one.value for one in signals}
+
+    @cached_property
     def _baselines(self) -> Mapping[tuple[str, str, Optional[int], str], Value]:
         signals: Sequence[Signal] = self.baseline.signals if self.baseline else ()
         return {signal.place: signal.value for signal in signals}
 
-
-def _value_of(reading: Reading, kind: str, gpu: Optional[Gpu]) -> Optional[Value]:
-    bus = gpu.bus if gpu else ""
-    for signal in reading.signals:
-        if signal.kind == kind and (signal.gpu.bus if signal.gpu else "") == bus:
-            return signal.value
-    return None
+    def streak_key(self, key: str) -> str:
+        """A streak ends with the boot."""
+        return f"{self.reading.boot_id}|{key}"
 
 
 def as_number(value: Optional[Value]) -> Optional[float]:

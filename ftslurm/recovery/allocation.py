@@ -10,10 +10,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import RunError, SchedulerError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.admission import put_on_record
-from ftslurm.recovery.causes import NODE
 from ftslurm.recovery.exclusion import Placement, returns_in_a_row
 from ftslurm.recovery.keep_out import (
     keep_out_of_waiting,

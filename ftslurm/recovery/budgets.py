@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
-from ftslurm.recovery.causes import (
+from ftslurm.diagnosis.causes import (
     CAPACITY,
     CHECKPOINT,
     CODE,
@@ -32,7 +32,7 @@ from ftslurm.recovery.causes import (
 from ftslurm.run.spec import RecoverySpec
 
 if TYPE_CHECKING:
-    from ftslurm.recovery.classify import Finding
+    from ftslurm.diagnosis.classify import Finding
     from ftslurm.recovery.policy import Evidence, PastAttempt
 
 SURE = 0.5

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 from ftslurm.checkpoint.published import PublishedStep, published_steps
+from ftslurm.diagnosis.causes import STRAGGLER
 from ftslurm.errors import FormatError
 from ftslurm.files import is_listed, read_json
 from ftslurm.program.progress import has_progressed, progressed_between
-from ftslurm.recovery.causes import STRAGGLER
 from ftslurm.recovery.exclusion import fault_counts
 from ftslurm.recovery.policy import CAUSE_FAILED, STOP, Evidence, PastAttempt, RankFailure
 from ftslurm.run.attempts import (

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ftslurm.diagnosis.causes import NODE_FAULTS
 from ftslurm.errors import SchedulerError, UsageError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.budgets import SURE
-from ftslurm.recovery.causes import NODE_FAULTS
 from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.exclusion import (
     Exclusion,

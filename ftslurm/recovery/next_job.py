@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Callable, Optional
 
 from ftslurm import faults
+from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import SchedulerError, warn
 from ftslurm.files import best_effort
-from ftslurm.recovery.causes import NODE
 from ftslurm.recovery.keep_out import (
     keep_out_of_waiting,
     kill_wait_s,

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
-from ftslurm.errors import RANK_NEVER_RETRY
-from ftslurm.recovery import budgets
-from ftslurm.recovery.causes import (
+from ftslurm.diagnosis.causes import (
     CANCELLED_ADMIN,
     CANCELLED_USER,
     PREEMPTED,
     STRAGGLER,
     TIME_LIMIT,
 )
+from ftslurm.errors import RANK_NEVER_RETRY
+from ftslurm.recovery import budgets
 from ftslurm.recovery.sentences import (
     how_it_stopped,
     how_often,
@@ -33,7 +33,7 @@ from ftslurm.run.control import PAUSE
 from ftslurm.run.spec import RecoverySpec
 
 if TYPE_CHECKING:
-    from ftslurm.recovery.classify import Finding
+    from ftslurm.diagnosis.classify import Finding
 
 # Actions: the words that `ftslurm recover` prints and the batch script acts on.
 DONE = "done"

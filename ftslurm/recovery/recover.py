@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
+from ftslurm.diagnosis.finding import DEADLINE_S, IN_GRACE_S, find
 from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.backoff import wait
 from ftslurm.recovery.budgets import identity
 from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
-from ftslurm.recovery.finding import DEADLINE_S, IN_GRACE_S, find
 from ftslurm.recovery.leader import tell_ended
 from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (

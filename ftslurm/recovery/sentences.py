@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional
 
-from ftslurm.recovery.causes import UNKNOWN
+from ftslurm.diagnosis.causes import UNKNOWN
 from ftslurm.run.attempts import Outcome
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ftslurm.recovery.causes import TIME_LIMIT
+from ftslurm.diagnosis.causes import TIME_LIMIT
 from ftslurm.recovery.evidence import has_gone_on, read_decision, read_history
 from ftslurm.recovery.policy import CAUSE_ASKED, ENDED, PAUSED, STOP
 from ftslurm.recovery.successor import OwnJob

@@ -34,7 +34,7 @@ class NodeEvent:
     attempt: int
     """The newest attempt then; 0: none had begun."""
     cause: str = ""
-    """A word of recovery/causes.py, where there is one."""
+    """A word of diagnosis/causes.py, where there is one."""
     why: str = ""
     """One sentence."""
 

@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
+import daemons
 import fetch
 import image
 import lifecycle
@@ -40,6 +41,7 @@ examples:
   cluster.py set --send-user-signal on         preemption sends a job's own --signal first
   cluster.py cut n2; cluster.py join n2        pull the node's network cable; plug it in again
   cluster.py kill n2; cluster.py start n2      power off, memory lost; power on
+  cluster.py stop slurmdbd; cluster.py start slurmdbd   (or kill; or slurmctld) away, and back
   cluster.py up --slurm-version 24.11          that version, from Debian's packages
   cluster.py enter -- sinfo                    run a command where that version's commands are
   cluster.py status; cluster.py down
@@ -156,6 +158,8 @@ def _set(identity: Identity, arguments: argparse.Namespace) -> int:
 
 def _node(identity: Identity, arguments: argparse.Namespace) -> int:
     node = arguments.node
+    if node in daemons.STARTS and arguments.verb in ("kill", "start"):
+        return _daemon(identity, arguments)
     with _opened(identity) as record:
         known = node_names(record.settings.nodes)
         if node not in known:
@@ -168,6 +172,22 @@ def _node(identity: Identity, arguments: argparse.Namespace) -> int:
             nodes.kill_node(record, node)
         else:
             nodes.start_node(identity, record, node)
+    return 0
+
+
+def _daemon(identity: Identity, arguments: argparse.Namespace) -> int:
+    name = arguments.node
+    if name not in daemons.STARTS:
+        raise ClusterError(f"there is no daemon `{name}`; choose {' or '.join(daemons.STARTS)}")
+    preflight.check_root()
+    with _locked(identity):
+        record = live.open_without_daemons(identity)
+        if arguments.verb == "stop":
+            daemons.stop(record, name)
+        elif arguments.verb == "kill":
+            daemons.kill(record, name)
+        else:
+            live.start_daemon(identity, record, name)
     return 0
 
 
@@ -262,12 +282,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     for verb, text in (
         ("cut", "pull a node's network cable"),
         ("join", "plug it in again"),
-        ("kill", "power a node off: processes and memory are lost"),
-        ("start", "power it on again"),
+        ("kill", "power a node off: processes and memory are lost; or kill a daemon"),
+        ("start", "power it on again; or start that daemon on what it has left"),
     ):
         node = verbs.add_parser(verb, help=text)
         node.add_argument("node", metavar="NODE", help="n1, n2, ...")
         node.set_defaults(verb_function=_node)
+
+    stop = verbs.add_parser("stop", help="end a daemon in good order")
+    stop.add_argument("node", choices=tuple(daemons.STARTS), metavar="DAEMON", help="slurmctld ...")
+    stop.set_defaults(verb_function=_daemon)
 
     setup = verbs.add_parser("setup-packages", help="install what is missing (Debian, root)")
     setup.add_argument(

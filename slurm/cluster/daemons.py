@@ -6,19 +6,32 @@ daemon that does not come to life is an error that shows the end of its log.
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import subprocess
+from typing import Callable
 
 import clients
 import config
 import image
 from errors import ClusterError
 from identity import CONTROLLER_HOST, Identity
-from processes import attempt, daemon_environment, identify_process, poll, run, tail
+from processes import (
+    attempt,
+    daemon_environment,
+    end_processes,
+    identify_process,
+    is_running,
+    poll,
+    run,
+    tail,
+)
 from record import Record
 
 NAMES = ("munged", "mariadb", "slurmdbd", "slurmctld")
 START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
 DATABASE_USER = "slurm"
 
 # A script with children that no record names: should `up` be killed, all of it dies at once.
@@ -74,6 +87,27 @@ def start_slurmdbd(identity: Identity, record: Record) -> None:
 
 def start_slurmctld(identity: Identity, record: Record) -> None:
     _start_slurm(identity, record, "slurmctld", ["scontrol", "ping"])
+
+
+STARTS: dict[str, Callable[[Identity, Record], None]] = {
+    "slurmdbd": start_slurmdbd,
+    "slurmctld": start_slurmctld,
+}
+"""The daemons that may be away for a while; clients that ask for them are refused then."""
+
+
+def stop(record: Record, name: str) -> None:
+    """End a daemon as its unit file would: it writes down first what it knows."""
+    process = record.daemons[name]
+    if is_running(process):
+        os.kill(process.pid, signal.SIGTERM)
+    if not poll(lambda: not is_running(process), timeout_s=STOP_TIMEOUT_S):
+        raise ClusterError(f"{name} does not end within {STOP_TIMEOUT_S} s of its TERM")
+
+
+def kill(record: Record, name: str) -> None:
+    """End a daemon as a crash would."""
+    end_processes([record.daemons[name]])
 
 
 def reconfigure(record: Record) -> None:

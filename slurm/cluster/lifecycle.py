@@ -100,11 +100,15 @@ def down(identity: Identity) -> None:
 
 def is_alive(record: Record) -> bool:
     """All daemons run. A node that was switched off does not count: that is what nodes are for."""
+    return was_started(record) and all(is_running(one) for one in record.daemons.values())
+
+
+def was_started(record: Record) -> bool:
+    """`up` came to its end, in this boot; daemons may have ended since."""
     return (
         record.complete
         and record.boot_id == read_boot_id()
         and all(name in record.daemons for name in daemons.NAMES)
-        and all(is_running(process) for process in record.daemons.values())
     )
 
 

@@ -29,6 +29,20 @@ def open_cluster(identity: Identity) -> Record:
     return record
 
 
+def open_without_daemons(identity: Identity) -> Record:
+    """The record of a cluster that is up but for daemons that were stopped."""
+    record = read_record(identity.folder)
+    if record is None or not lifecycle.was_started(record):
+        raise ClusterError(f"no cluster is up in `{identity.folder}`; start one with `up`")
+    return record
+
+
+def start_daemon(identity: Identity, record: Record, name: str) -> None:
+    """Start it again on what it has left; nothing, where it runs."""
+    if not is_running(record.daemons[name]):
+        daemons.STARTS[name](identity, record)
+
+
 def change_settings(identity: Identity, record: Record, changes: dict[str, Any]) -> None:
     """Change slurm.conf under the running daemons and scontrol on the nodes that are on; returns
     when slurmctld says it is so."""

@@ -4,9 +4,9 @@ import time
 
 from test_accounting import HELP_2411, rows
 
+from ftslurm.diagnosis.classify import classify
+from ftslurm.diagnosis.clues import gather
 from ftslurm.files import write_json
-from ftslurm.recovery.classify import classify
-from ftslurm.recovery.clues import gather
 from ftslurm.run.attempts import Attempt, claim
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, to_dict

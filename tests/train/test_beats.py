@@ -10,8 +10,8 @@ import launch
 import pytest
 
 from ftslurm.agent.stacks import take_stacks
-from ftslurm.recovery.hang import HangLimits, HangMemory, hung
-from ftslurm.recovery.stragglers import SlowFinding, StragglerLimits, Watcher
+from ftslurm.diagnosis.hang import HangLimits, HangMemory, hung
+from ftslurm.diagnosis.stragglers import SlowFinding, StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView, beat_file, read_notes, read_views
 from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment

@@ -9,7 +9,7 @@ import launch
 import pytest
 
 from ftslurm.agent.stacks import take_stacks
-from ftslurm.recovery.hang import HangFinding, HangLimits, HangMemory, hung
+from ftslurm.diagnosis.hang import HangFinding, HangLimits, HangMemory, hung
 from ftslurm.run.heartbeat import read_views
 from ftslurm.run.spec import CheckpointSpec, ClusterSpec, RunSpec
 

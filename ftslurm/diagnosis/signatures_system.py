@@ -6,7 +6,7 @@ as of 2025-10-29, which drifts. Sources: the program or document that the text i
 
 from __future__ import annotations
 
-from ftslurm.recovery.causes import (
+from ftslurm.diagnosis.causes import (
     CANCELLED_ADMIN,
     CANCELLED_USER,
     CAPACITY,
@@ -22,7 +22,7 @@ from ftslurm.recovery.causes import (
     TIME_LIMIT,
     UNKNOWN,
 )
-from ftslurm.recovery.signatures import (
+from ftslurm.diagnosis.signatures import (
     KILLED_FIRST,
     LAST,
     RANK,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Optional
 from ftslurm.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from ftslurm.recovery.classify import Finding
+    from ftslurm.diagnosis.classify import Finding
     from ftslurm.scheduler.protocol import Scheduler
 
 DEADLINE_S = 5.0
@@ -38,8 +38,8 @@ def find(
     def work() -> None:
         # Late, and here: a module that cannot be loaded must not cost the decision.
         try:
-            from ftslurm.recovery.classify import classify
-            from ftslurm.recovery.clues import gather
+            from ftslurm.diagnosis.classify import classify
+            from ftslurm.diagnosis.clues import gather
 
             clues, facts = gather(
                 layout, number, scheduler=scheduler, rc=rc, term=term, deadline_s=deadline_s

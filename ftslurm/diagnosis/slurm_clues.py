@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ftslurm.diagnosis.classify import Clue
+from ftslurm.diagnosis.signatures import ACCOUNTING, NODE_STATE
 from ftslurm.errors import SchedulerError
-from ftslurm.recovery.classify import Clue
-from ftslurm.recovery.signatures import ACCOUNTING, NODE_STATE
 from ftslurm.run.attempts import Attempt
 from ftslurm.scheduler.accounting import (
     CLOCKS_S,

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from ftslurm.diagnosis.classify import OTHER, OWNER, Clue, Facts, classify, is_telling
+from ftslurm.diagnosis.node_clues import kernel_clues
+from ftslurm.diagnosis.signatures import AGENT, LAUNCHER, NODE_STATE, RANK_ERROR
+from ftslurm.diagnosis.slurm_clues import Asked, accounting_clues, ask_slurm, node_state_clues
+from ftslurm.diagnosis.tails import log_clues, read_tail, time_in
 from ftslurm.errors import FormatError, FtslurmError
 from ftslurm.files import read_json
-from ftslurm.recovery.classify import OTHER, OWNER, Clue, Facts, classify, is_telling
-from ftslurm.recovery.node_clues import kernel_clues
-from ftslurm.recovery.signatures import AGENT, LAUNCHER, NODE_STATE, RANK_ERROR
-from ftslurm.recovery.slurm_clues import Asked, accounting_clues, ask_slurm, node_state_clues
-from ftslurm.recovery.tails import log_clues, read_tail, time_in
 from ftslurm.run.attempts import Attempt, numbers, read_attempt, read_outcome, read_progress
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.record import read_record

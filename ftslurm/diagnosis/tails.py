@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, TypeVar
 
-from ftslurm.recovery.classify import Clue, is_telling
-from ftslurm.recovery.signatures import LOG
+from ftslurm.diagnosis.classify import Clue, is_telling
+from ftslurm.diagnosis.signatures import LOG
 
 _Item = TypeVar("_Item")
 

@@ -6,7 +6,7 @@ rank's end, and that before the types of exceptions that any code may raise.
 
 from __future__ import annotations
 
-from ftslurm.recovery.causes import (
+from ftslurm.diagnosis.causes import (
     CAPACITY,
     CHECKPOINT,
     CODE,
@@ -20,7 +20,7 @@ from ftslurm.recovery.causes import (
     STORAGE,
     UNKNOWN,
 )
-from ftslurm.recovery.signatures import RANK, TEXT, UNCLEAR, WEAK, Signature
+from ftslurm.diagnosis.signatures import RANK, TEXT, UNCLEAR, WEAK, Signature
 
 _NVRX = "NVRx PATTERN_REGISTRY.md"
 _TORCH = "pytorch ProcessGroupNCCL.cpp"

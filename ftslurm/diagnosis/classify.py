@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from ftslurm.recovery.causes import (
+from ftslurm.diagnosis.causes import (
     CANCELLED_ADMIN,
     CANCELLED_USER,
     CODE,
@@ -29,7 +29,7 @@ from ftslurm.recovery.causes import (
     TIME_LIMIT,
     UNKNOWN,
 )
-from ftslurm.recovery.signatures import (
+from ftslurm.diagnosis.signatures import (
     ACCOUNTING,
     AGENT,
     HARDWARE,
@@ -48,7 +48,7 @@ from ftslurm.recovery.signatures import (
     Table,
     look_up,
 )
-from ftslurm.recovery.signatures_ranks import (
+from ftslurm.diagnosis.signatures_ranks import (
     ANY,
     ANY_IN_LOG,
     DEATHS,
@@ -58,7 +58,7 @@ from ftslurm.recovery.signatures_ranks import (
     OURS,
     TYPES,
 )
-from ftslurm.recovery.signatures_system import (
+from ftslurm.diagnosis.signatures_system import (
     ACCOUNT,
     AGENTS,
     EXITS,

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
-from ftslurm.recovery.classify import Clue, is_telling
-from ftslurm.recovery.signatures import KERNEL
+from ftslurm.diagnosis.classify import Clue, is_telling
+from ftslurm.diagnosis.signatures import KERNEL
 
 BEFORE_S = 5.0
 """A line this much older than the attempt still counts: clocks, and the claim's own time."""
