@@ -192,12 +192,14 @@ def decode_json(data: bytes, *, where: str, newest: int = 1) -> dict[str, Any]:
     return record
 
 
-def read_json(path: Path, *, newest: int = 1) -> dict[str, Any]:
+def read_json(
+    path: Path, *, newest: int = 1, patience: Optional[Patience] = None
+) -> dict[str, Any]:
     """Read and check one JSON record; FileNotFoundError when there is none."""
-    return decode_json(read_bytes(path), where=str(path), newest=newest)
+    return decode_json(read_bytes(path, patience=patience), where=str(path), newest=newest)
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, *, patience: Optional[Patience] = None) -> bytes:
     """The whole of a file outside the checkpoints; FileNotFoundError when there is none."""
 
     def read() -> bytes:
@@ -213,7 +215,7 @@ def read_bytes(path: Path) -> bytes:
                 data += more
         return data
 
-    return patiently(read, path)
+    return patiently(read, path, patience=patience)
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Clues as an attempt of four ranks on two nodes leaves them, for tests of the classification."""
 
-from ftslurm.diagnosis.classify import Clue, Facts
+from ftslurm.diagnosis.finding import Clue, Facts
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 FACTS = Facts(rc=1, step=37, job_id="118", nodes=NODES)

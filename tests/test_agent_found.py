@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_agent_rules import view
+from fakes.views import TRAINING_RANK
 
 from ftslurm.agent.processes import Found, end, find, launchers_of, ranks_of
 from ftslurm.scheduler.process import ProcessName, die_with_parent
@@ -86,18 +87,26 @@ def test_only_this_runs_processes_of_this_attempt_and_node_are_found(start):
     assert not launchers_of(RUN, NODE, 3)
 
 
+def test_a_job_that_a_rank_has_submitted_is_another_ones(start):
+    """It has all variables of the rank, and may run on the same node."""
+    rank = start(SLURM_JOB_ID="77", FTSLURM_JOB_ID="77")
+    start(SLURM_JOB_ID="78", FTSLURM_JOB_ID="77")
+    assert pids(ranks_of(RUN, NODE, 3, [], older=True)) == {rank.pid}
+    assert Found(NAME, 3, ("srun", "-n4"), False, False).is_launcher is False
+
+
 def test_a_beating_rank_counts_whatever_its_environment_and_its_children_with_it(start):
     program = "import subprocess; subprocess.run(['sleep', '60'])"
     forked = start(sys.executable, "-c", program, attempt="", FTSLURM_RUN_DIR="")
     name = wait_for(lambda: ProcessName.of(forked.pid))
-    seen = view(pid=name.pid, start_ticks=name.started)
+    seen = replace(TRAINING_RANK, pid=name.pid, start_ticks=name.started)
     wait_for(lambda: len(ranks_of(RUN, NODE, 3, [seen])) == 2)
 
 
 def test_a_pid_that_is_used_again_is_no_rank(start):
     other = start(attempt="", FTSLURM_RUN_DIR="")
     name = ProcessName.of(other.pid)
-    stale = view(pid=name.pid, start_ticks=name.started - 1)
+    stale = replace(TRAINING_RANK, pid=name.pid, start_ticks=name.started - 1)
     assert not ranks_of(RUN, NODE, 3, [stale])
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from fakes.agents import ROOT
-from fakes.crowd import KEY, Healthy, many_files, node_name
+from fakes.crowd import KEY, Healthy, node_name
 
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.leader import Leader
 from ftslurm.agent.loop import Loop
+from ftslurm.agent.main import allow_many_files
 from ftslurm.agent.member import Member
-from ftslurm.agent.tree import inner_nodes, parents
+from ftslurm.agent.tree import parents
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec
 
@@ -37,13 +38,13 @@ def running(loop):
 
 
 def make_leader(folder, num_nodes, ranks=RANKS_PER_NODE):
-    many_files()
+    allow_many_files()
     layout = RunLayout(folder)
     layout.attempt(1).root.mkdir(parents=True)
     nodes = [node_name(number) for number in range(num_nodes)]
     leader = Leader(
         Loop(KEY), Healthy(0, ranks), layout, RecoverySpec(), nodes,
-        controller=lambda: True, end_time=lambda: None, asked=answer,
+        controller=lambda: True, down=lambda nodes: frozenset(), asked=answer,
     )  # fmt: skip
     return leader, leader.begin("127.0.0.1")
 
@@ -111,7 +112,7 @@ def make_member(loop, number, port):
 @pytest.mark.timeout(120)
 def test_members_report_through_inner_ones_and_past_one_that_dies(tmp_path):
     leader, port = make_leader(tmp_path, 70, ranks=2)
-    inner = inner_nodes(leader.nodes)
+    inner = sorted(set(parents(leader.nodes).values()))
     dying = leader.nodes.index(inner[1])
     orphans = [node for node in leader.nodes if parents(leader.nodes).get(node) == inner[1]]
     others, alone = Loop(KEY), Loop(KEY)

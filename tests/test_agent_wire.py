@@ -1,7 +1,10 @@
 """Frames between agents: only who has the job's key makes one, and none counts twice."""
 
+import errno
 import socket
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,8 +12,12 @@ from hypothesis import strategies as st
 
 from ftslurm.agent import wire
 from ftslurm.agent.ask import exchange
+from ftslurm.agent.duty import Duty
+from ftslurm.agent.ledger import Ledger
+from ftslurm.agent.member import Member
 from ftslurm.agent.loop import Loop
 from ftslurm.agent.wire import MAX_FIRST_BYTES, Channel, WireError
+from ftslurm.run.layout import RunLayout
 
 KEY = b"k" * 32
 
@@ -101,14 +108,18 @@ class Echo:
 
 
 @pytest.fixture
-def port():
+def loop():
     loop = Loop(KEY)
-    port = loop.listen("127.0.0.1", Echo)
     thread = threading.Thread(target=loop.run)
     thread.start()
-    yield port
+    yield loop
     loop.from_thread(loop.stop)
     thread.join()
+
+
+@pytest.fixture
+def port(loop):
+    return loop.listen("127.0.0.1", Echo)
 
 
 def test_the_loop_answers_who_has_the_key_and_drops_who_has_not(port):
@@ -129,3 +140,78 @@ def test_the_loop_answers_who_has_the_key_and_drops_who_has_not(port):
 def test_an_answer_that_does_not_come_is_a_timeout():
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(TimeoutError):
         exchange("127.0.0.1", mute.getsockname()[1], KEY, {"n": 1}, 0.3)
+
+
+def test_work_that_fails_is_answered_too(loop, capsys):
+    answers, has_come = [], threading.Semaphore(0)
+
+    def done(answer):
+        answers.append(answer)
+        has_come.release()
+
+    def fail():
+        raise RuntimeError("a mistake")
+
+    for _ in range(2):
+        loop.in_thread(fail, done, otherwise=7)
+        assert has_come.acquire(timeout=5)
+    assert answers == [7, 7]
+    assert capsys.readouterr().err.count("RuntimeError: a mistake") == 1
+
+
+def test_the_pen_goes_on_after_what_it_cannot_write(tmp_path, capsys):
+    ledger, is_durable = Ledger(), threading.Event()
+    ledger.event(RunLayout(tmp_path).attempt(1), {"not": object()})
+    ledger.flush(RunLayout(tmp_path).attempt(1), is_durable.set)
+    assert is_durable.wait(5)
+    assert "not on record: TypeError" in capsys.readouterr().err
+
+
+def test_a_listener_that_has_no_room_waits_and_goes_on(monkeypatch, capsys, port):
+    tries, real = [], socket.socket.accept
+
+    def accept(listener):
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    began = time.monotonic()
+    assert exchange("127.0.0.1", port, KEY, {"n": 1}, 5) == {"echo": {"n": 1}}
+    assert tries[1] - began > 0.5, "what waits is not tried over and over"
+    assert "Too many open files" in capsys.readouterr().err
+
+
+def test_a_member_whose_connection_closes_at_once_connects_again(monkeypatch, loop):
+    """As with a leader that has died in between: the first write finds it out."""
+    hellos, closed = threading.Semaphore(0), []
+
+    class Leader:
+        def received(self, link, message):
+            hellos.release()
+
+        def closed(self, link, why):
+            pass
+
+    port = loop.listen("127.0.0.1", Leader)
+    adopt = loop._adopt
+
+    def lose_the_first(link):
+        if not link._channel._is_server and not closed:
+            closed.append(link)
+            link.close("Connection reset by peer")
+        else:
+            adopt(link)
+
+    monkeypatch.setattr(loop, "_adopt", lose_the_first)
+    member = Member(
+        loop,
+        Duty(Path("/nowhere"), "n2", KEY, {}),
+        ("n1", "127.0.0.1", port),
+        "127.0.0.1",
+        listen_on="127.0.0.1",
+        lost=lambda silent_s: None,
+    )
+    loop.from_thread(member.begin)
+    assert hellos.acquire(timeout=10) and closed

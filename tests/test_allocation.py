@@ -10,7 +10,7 @@ from fakes.slurm_queue import Slurm
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json, write_json
-from ftslurm.recovery import keep_out, leader
+from ftslurm.recovery import ask_agents, keep_out
 from ftslurm.recovery.next_job import act, move_on
 from ftslurm.recovery.policy import REQUEUED, RESTART, Decision
 from ftslurm.recovery.successor import OwnJob
@@ -261,7 +261,7 @@ class Leader:
 
     def __init__(self, monkeypatch, *, states, leftover=None):
         self.states, self.leftover, self.asked = states, leftover or {}, []
-        monkeypatch.setattr(leader, "_ask", self.answer)
+        monkeypatch.setattr(ask_agents, "_ask", self.answer)
 
     def answer(self, job, question, timeout_s):
         self.asked.append(question)
@@ -309,7 +309,7 @@ def test_a_node_that_was_too_busy_to_answer_is_asked_once_more(make, monkeypatch
             told.states["n2"] = "live"
         return said
 
-    monkeypatch.setattr(leader, "_ask", answer_later)
+    monkeypatch.setattr(ask_agents, "_ask", answer_later)
     assert begin(layout, slurm, monkeypatch).endswith(" n1,n2 2")
     assert kinds(layout) == []
 
@@ -346,8 +346,8 @@ def test_a_job_that_moves_on_takes_what_a_person_has_queued(make, monkeypatch):
     layout, slurm = make()
     begin(layout, slurm, monkeypatch)
     slurm.queue["40"] = ""
-    assert move_on(own_job(layout, slurm), 1) == "40"
-    assert slurm.done == ["cancel 12"]
+    assert move_on(own_job(layout, slurm), without=["n2"]) == "40"
+    assert slurm.done == ["exclude 40 n2", "cancel 12"]
 
 
 def test_recover_queues_a_new_job_beside_one_that_holds_a_lost_node(make, monkeypatch):
@@ -372,5 +372,5 @@ def test_a_lost_answer_makes_no_second_job_beside_the_first(make, monkeypatch):
     layout, slurm = make()
     begin(layout, slurm, monkeypatch)
     slurm.answers = [UnclearError("sbatch lost its connection")]
-    assert move_on(own_job(layout, slurm), 1) == "13"
+    assert move_on(own_job(layout, slurm), without=["n2"]) == "13"
     assert list(slurm.queue) == ["13"] and slurm.done[-1] == "cancel 12"

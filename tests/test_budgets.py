@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.diagnosis import causes
-from ftslurm.diagnosis.classify import Clue, Finding
+from ftslurm.diagnosis.finding import Clue, Finding
 from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY
 from ftslurm.recovery.budgets import backoff_s
 from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
@@ -126,6 +126,17 @@ def test_a_guess_does_not_end_a_run_at_once():
     assert decided("code", finding=unsure, **start).action == "restart"
 
 
+@pytest.mark.parametrize("unsure", [{"confidence": 0.45}, {"is_of_one_node": True}])
+def test_a_start_that_fails_so_that_it_may_pass_is_confirmed_once(unsure):
+    # A download that failed; a file that one node alone does not see.
+    finding = replace(found("code"), **unsure)
+    start = {"first_failure": replace(BUG, step=None), "step": None, "committed_step": None,
+             "committed_before": None, "began_at": 0}  # fmt: skip
+    assert decided("code", finding=finding, **start).action == "restart"
+    again = decided("code", [failed(3, "code", step=None)], finding=finding, **start)
+    assert again.action == "stop" and "at the same step, 0, as in attempt 3" in again.reason
+
+
 def test_an_error_of_unknown_kind_stops_once_it_comes_again_where_steps_are_trained():
     again = [failed(3, "unknown")]
     assert decided("unknown", again, first_failure=BUG).action == "stop"
@@ -139,8 +150,12 @@ def test_an_error_of_unknown_kind_stops_once_it_comes_again_where_steps_are_trai
 @pytest.mark.parametrize("cause", ["oom_host", "oom_gpu"])
 @pytest.mark.parametrize(("history", "changes", "action"), [
     ([], {}, "restart"),
-    ([], {"step": 30}, "stop"),  # before the attempt's first step
-    ([], {"step": None}, "stop"),
+    ([], {"step": None, "committed_step": None, "began_at": 0}, "stop"),
+    ([], {"step": 0, "committed_step": None, "began_at": 0}, "stop"),
+    # In a restore: the run has trained before, so that something else took the memory.
+    ([], {"step": 30}, "restart"),
+    ([], {"step": None}, "restart"),
+    (["again"], {"step": 30}, "stop"),
     (["again"], {}, "stop"),
     (["again"], {"progressed": True}, "restart"),  # it got further: a leak, not a batch
 ])  # fmt: skip
@@ -173,6 +188,17 @@ def test_each_cause_is_tried_as_often_as_its_budget_says(cause, tries):
 
     assert [after(count).action for count in range(1, tries + 2)] == ["restart"] * tries + ["stop"]
     assert after(tries + 1).reason.rstrip().endswith(("submit again", "let the run go on"))
+
+
+def test_a_guessed_cause_spends_no_budget_of_its_own():
+    weak = found("capacity", confidence=0.4)
+    history = [failed(i, "capacity", signature=None, step=30 + i) for i in (2, 3)]
+    assert decided("capacity", history, finding=weak).action == "restart"
+    assert decided("capacity", history).action == "stop"
+    rules = RecoverySpec(budgets={"unknown": 0})  # that nothing is known is no guess
+    assert decided("unknown", rules=rules, finding=found("unknown", confidence=0.2)).action == (
+        "stop"
+    )
 
 
 def test_a_budget_of_its_own_is_named_in_the_stop_and_on_every_decision():
@@ -226,6 +252,21 @@ def test_a_node_is_not_kept_out_on_a_guess():
     assert decided("node", finding=found("node", node="n3", confidence=0.3)).exclude == ()
 
 
+@pytest.mark.parametrize(("past_node", "excluded"), [("n0", ("n0",)), ("n1", ())])
+def test_a_doubtful_fault_that_comes_to_the_same_node_again_is_the_nodes_own(past_node, excluded):
+    dead_driver = found("gpu", node="n0", confidence=0.4)
+    history = [failed(3, "gpu", signature=None, blamed_node=past_node)]
+    assert decided("gpu", history, finding=dead_driver).exclude == excluded
+
+
+@pytest.mark.parametrize("cause", ["network_transient", "storage"])
+def test_what_passes_is_the_nodes_own_once_its_kernel_tells_of_it_twice(cause):
+    told = found(cause, node="n3")
+    history = [failed(3, cause, signature=None, blamed_node="n3")]
+    assert decided(cause, finding=told).exclude == ()
+    assert decided(cause, history, finding=told).exclude == ("n3",)
+
+
 @pytest.mark.parametrize(("evict", "excluded"), [
     ("report", ()), ("next", ("n4",)), ("now", ("n4",)),
 ])  # fmt: skip
@@ -249,6 +290,17 @@ def test_ranks_that_left_because_of_a_straggler_are_started_again_at_once_withou
     assert decide([], preempted, RecoverySpec(evict="now")).cause == "asked_to_leave"
 
 
+def test_evictions_with_nothing_committed_are_failures_and_come_to_an_end():
+    unsaved = replace(SAVED, committed_step=40)
+    slow = replace(PLAIN, rc=75, outcome=unsaved, evicted=("n4",), stragglers=("n4",))
+    history, actions = [], []
+    for number in range(1, 5):
+        decision = decide(history, slow, RecoverySpec(evict="now"))
+        history.append(PastAttempt(number, decision.is_failure, False, decision.cause))
+        actions.append(decision.action)
+    assert actions == ["requeued"] * 3 + ["stop"]
+
+
 # --- a loss that cannot be trained on ---
 
 NAN = {"first_failure": None, "committed_step": 30, "committed_before": 20, "step": 37}
@@ -261,7 +313,7 @@ def numeric(history=(), on_nan="rollback", **changes):
 def test_a_bad_loss_goes_back_one_committed_step_further():
     decision = numeric()
     assert (decision.action, decision.restore_before) == ("restart", 30)
-    assert "goes back to step 20" in decision.reason and decision.skip_steps == ()
+    assert "goes back to step 20" in decision.reason and decision.skip_steps is None
 
 
 def test_the_only_committed_step_is_not_given_up():
@@ -284,7 +336,7 @@ def test_a_place_that_the_run_has_got_past_is_another_one():
 def test_if_asked_for_the_second_time_passes_over_the_batches_and_the_third_stops():
     second = numeric([failed(2, "numeric")], "skip")
     assert (second.action, second.restore_before) == ("restart", 30)
-    assert second.skip_steps == ((21, 37),) and "steps 21 to 37" in second.reason
+    assert second.skip_steps == (21, 37) and "steps 21 to 37" in second.reason
     third = numeric([failed(2, "numeric"), failed(3, "numeric", skipped=True)], "skip")
     assert third.action == "stop" and "after passing over batches" in third.reason
 

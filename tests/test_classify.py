@@ -10,8 +10,10 @@ import pytest
 
 from ftslurm.diagnosis import classify as module
 from ftslurm.diagnosis.causes import CODE, GPU, HANG, MEANING, NODE, OOM_HOST, UNKNOWN
-from ftslurm.diagnosis.classify import Clue, Facts, classify
+from ftslurm.diagnosis.classify import classify
+from ftslurm.diagnosis.finding import Clue, Facts
 from ftslurm.diagnosis.signatures import KINDS, look_up
+from ftslurm.recovery.budgets import SURE
 
 CASES = list(failure_texts.variants())
 IDS = [f"{row}-{number}" for row, number, *_ in CASES]
@@ -244,12 +246,6 @@ def test_no_node_is_blamed_for_a_launch_that_timed_out():
     assert (finding.cause, finding.blamed_node) == ("network_transient", None)
 
 
-def test_all_lost_nodes_are_named():
-    lost = [texts.agent(f"node_lost: {n} is silent", rank=None, node=n) for n in ("n2", "n3")]
-    finding = classify(lost, texts.FACTS)
-    assert finding.blamed_nodes == ("n2", "n3") and finding.blamed_node == "n2"
-
-
 def test_no_node_is_blamed_for_what_no_node_can_be_at_fault_for():
     for text in ("KeyError: 'x'", "CUDA out of memory", "OSError: [Errno 28] No space left"):
         finding = classify([texts.error(text)], texts.FACTS)
@@ -287,12 +283,9 @@ def test_what_slurm_was_asked_counts_as_its_state():
         (Facts(preempted=True), "preempted"),
         (Facts(cancelled_by="owner"), "cancelled_user"),
         (Facts(cancelled_by="other"), "cancelled_admin"),
-        (Facts(limit_passed=True, term=True), "time_limit"),
-        (Facts(limit_passed=True), CODE),
         (Facts(preempted=False), CODE),
     ]:
         assert classify([error], facts).cause == cause
-    assert classify([], Facts(limit_passed=True)).cause == "time_limit"
 
 
 def test_the_one_rank_that_left_without_a_word_is_named():
@@ -312,6 +305,45 @@ def test_a_log_that_repeats_its_ranks_record_decides_nothing():
     assert classify([chatter, record], texts.FACTS).cause == CODE
     elsewhere = dataclasses.replace(chatter, rank=2, at=texts.AT - 1)
     assert classify([elsewhere, record], texts.FACTS).cause == "storage"
+
+
+def test_a_rank_that_left_its_own_word_is_not_the_one_killed_for_memory():
+    oom = texts.launcher("srun: error: n2: task 3: Out Of Memory", 2, 3)
+    assert classify([oom], texts.FACTS).blamed_rank == 3
+    echo = texts.error("PeerLost: rank 3 lost another rank", rank=3)
+    finding = classify([oom, echo], texts.FACTS)
+    assert (finding.cause, finding.blamed_rank) == (OOM_HOST, None)
+    assert "rank 3 on" not in finding.sentence
+
+
+@pytest.mark.parametrize("text", [
+    "HTTPError: 502 Server Error: Bad Gateway", "SSLError: handshake", "ReadTimeout: read timeout",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+])  # fmt: skip
+def test_an_exception_nobody_knows_is_no_sure_thing_before_the_first_step(text):
+    start = dataclasses.replace(texts.FACTS, step=None)
+    records = [texts.error(text, rank=rank) for rank in range(4)]
+    finding = classify(records, start)
+    assert (finding.cause, finding.confidence < SURE) == (CODE, True)
+
+
+def test_what_ranks_of_one_node_alone_say_is_told_from_what_all_say():
+    gone = "FileNotFoundError: [Errno 2] No such file or directory: '/scratch/vocabulary'"
+    on_n2 = [texts.error(gone, rank=rank) for rank in (2, 3)]
+    assert classify(on_n2, texts.FACTS).is_of_one_node
+    assert not classify([*on_n2, texts.error(gone, rank=0)], texts.FACTS).is_of_one_node
+    one_node = dataclasses.replace(texts.FACTS, nodes={2: "n2", 3: "n2"})
+    assert not classify(on_n2, one_node).is_of_one_node
+
+
+def test_a_node_whose_kernel_alone_tells_of_the_network_or_storage_is_blamed():
+    lost = texts.error("DistNetworkError: The client socket has timed out after 600000ms")
+    link = texts.kernel("mlx5_core 0000:1a:00.0 ib0: Link down")
+    assert classify([lost], texts.FACTS).blamed_node is None
+    assert classify([lost, link], texts.FACTS).blamed_node == "n2"
+    # What all nodes see is the server's or the switch's.
+    elsewhere = dataclasses.replace(link, node="n1")
+    assert classify([lost, link, elsewhere], texts.FACTS).blamed_node is None
 
 
 def test_agreement_of_sources_raises_and_another_root_lowers_the_confidence():

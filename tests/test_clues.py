@@ -6,6 +6,7 @@ import time
 import pytest
 from fakes.left_behind import KILLED, NOW, agents, found, leave, make_run, rank_error
 
+from ftslurm.diagnosis import clues
 from ftslurm.diagnosis.clues import gather
 from ftslurm.files import write_json
 from ftslurm.run.attempts import Progress, write_progress
@@ -155,6 +156,34 @@ def test_an_xid_counts_in_the_time_of_the_attempt_only(layout, paths, age_s, cau
         assert (finding.blamed_gpu, finding.blamed_node) == ("0000:9b:00", "n2")
 
 
+def test_a_node_that_took_no_part_is_not_heard(layout, paths):
+    # A spare, or one that was left out: its GPU has waited for a reset for days.
+    smi = "GPU 00000000:9B:00.0\n    GPU Recovery Action : Reset\n"
+    node_record(paths, node="n9", probes={"nvidia-smi": {"text": smi}})
+    rank_error(paths, 3, NOW, "KeyError", "'x'")
+    assert found(layout)[0].cause == "code"
+
+
+def test_what_the_kernel_wrote_after_the_attempt_began_is_told_by_its_number(layout, paths):
+    # Its clock is a minute behind: by the time, the Xid would be of the attempt before.
+    line = {"seq": 8, "at": NOW - 52, "text": XID}
+    node_record(paths, kernel=[line], kernel_after=7)
+    assert found(layout)[0].cause == "gpu"
+    # And a minute ahead: the one of the attempt before would be of this one.
+    node_record(paths, kernel=[{**line, "at": NOW + 20}], kernel_after=8)
+    assert found(layout)[0].cause == "unknown"
+
+
+def test_without_a_number_the_kernels_clock_may_be_off_by_what_it_drifts_in_weeks(layout, paths):
+    line = {"at": NOW - 40, "text": XID}
+    node_record(paths, kernel=[line], boot_at=NOW - 30 * 86400)
+    assert found(layout)[0].cause == "gpu"
+    node_record(paths, kernel=[line], boot_at=NOW - 86400)
+    assert found(layout)[0].cause == "unknown"
+    node_record(paths, kernel=[{"at": None, "text": XID}], boot_at=None)
+    assert found(layout)[0].cause == "unknown"
+
+
 def test_dmesg_is_read_where_the_kernel_log_was_not(layout, paths):
     node_record(paths, probes={"dmesg": {"text": f"[  1020.5] {XID}\nfurther\n"}})
     assert found(layout)[0].cause == "gpu"
@@ -228,6 +257,33 @@ def test_a_thousand_ranks_are_gathered_in_seconds(layout, paths, tmp_path):
     assert time.process_time() - began < 5.0
     assert (finding.cause, finding.blamed_rank) == ("code", 700)
     assert facts.nodes[999] == "n249"
+
+
+def test_where_it_is_decided_few_of_many_logs_are_read(layout, paths, monkeypatch):
+    nodes = [f"n{index}" for index in range(50)]
+    attempt = json.loads(paths.attempt_json.read_text())
+    attempt.update(nodes=nodes, tasks_per_node=4, world_size=200)
+    write_json(paths.attempt_json, attempt)
+    read = []
+    monkeypatch.setattr(clues, "read_tail", lambda path, most: read.append(path.name))
+    rank_error(paths, 199, NOW, "PeerLost", "lost")
+    found(layout)
+    assert sum(name.startswith("rank-") for name in read) == 200
+    read.clear()
+    rank_error(paths, 150, NOW, "KeyError", "'x'")
+    assert found(layout)[0].cause == "code"
+    assert sum(name.startswith("rank-") for name in read) == 64
+
+
+def test_slurmstepds_word_in_the_log_of_a_nodes_first_rank_is_heard_all_the_same(layout, paths):
+    attempt = json.loads(paths.attempt_json.read_text())
+    nodes = [f"n{index}" for index in range(100)]
+    attempt.update(nodes=nodes, tasks_per_node=2, world_size=200)
+    write_json(paths.attempt_json, attempt)
+    leave(paths.root / "launcher.log", "srun: error: n95: task 191: Exited with exit code 1\n")
+    rank_error(paths, 191, NOW, "KeyError", "'x'")
+    leave(paths.logs / "rank-190.log", OOM["24.11"])
+    assert found(layout)[0].cause == "oom_host"
 
 
 def test_a_small_run_is_gathered_and_classified_in_a_second(layout, paths):

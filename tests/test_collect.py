@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftslurm.agent import collect as module
-from ftslurm.agent.collect import Probe, collect, mount_of, probes, read_kmsg, run_all
+from ftslurm.agent.collect import Probe, collect, mount_of, probes, run_all
+from ftslurm.agent.kernel_log import KERNEL_BYTES, newest_kernel_line, read_kmsg
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,18 @@ def test_only_the_newest_lines_of_the_kernel_log_are_kept(tmp_path):
     kmsg.write_text("".join(f"6,{n},{n},-;line {n} {'x' * 400}\n" for n in range(1000)))
     lines, _ = read_kmsg(kmsg)
     assert lines[-1]["text"].startswith("line 999")
-    assert sum(len(line["text"]) for line in lines) <= module.KERNEL_BYTES
+    assert sum(len(line["text"]) for line in lines) <= KERNEL_BYTES
+
+
+def test_the_newest_line_before_an_attempt_is_kept_by_its_number(tmp_path):
+    kmsg = tmp_path / "kmsg"
+    kmsg.write_text("6,41,5000000,-;before\n")
+    after = newest_kernel_line(kmsg)
+    kmsg.write_text("6,41,5000000,-;before\n6,42,6000000,-;in it\n")
+    record = kept(tmp_path, asked=[], kmsg=kmsg, kernel_after=after)
+    assert record["kernel_after"] == 41
+    assert [line["seq"] for line in record["kernel"]] == [41, 42]
+    assert newest_kernel_line(tmp_path / "none") is None
 
 
 def test_a_kernel_log_that_may_not_be_read_is_noted_and_dmesg_asked(tmp_path):

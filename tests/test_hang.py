@@ -13,6 +13,8 @@ from ftslurm.run.heartbeat import RankView
 from ftslurm.run.spec import RecoverySpec
 
 LIMITS = HangLimits.of(RecoverySpec())
+EVEN = {"in_collective": False, "proc_state": "R"}
+"""Nobody waits in a collective, all have entered as many."""
 BUSY = {"in_collective": False, "proc_state": "R", "collective_seq": 499}
 
 
@@ -152,8 +154,57 @@ def test_a_stopped_rank_is_found_in_a_phase_with_a_long_limit_too() -> None:
 def test_an_evaluation_that_nobody_marked_is_not_taken_for_a_hang() -> None:
     memory = HangMemory()
     assert judge([rank_view(0), rank_view(1)], memory) is None
-    views = [silent(rank, 100, in_collective=False, proc_state="R") for rank in (0, 1)]
-    assert hung(views, memory, LIMITS, at=1001.0) is None
+    for state in ("R", "S"):  # one of them reads its data, or waits for its loader
+        views = [silent(0, 100, **EVEN), silent(1, 100, **{**EVEN, "proc_state": state})]
+        assert hung(views, memory, LIMITS, at=1001.0) is None
+    views = [silent(rank, 3700, **EVEN) for rank in (0, 1)]
+    finding = hung(views, memory, LIMITS, at=1002.0)
+    assert finding is not None and "`with session.evaluating():`" in finding.why
+    # One has entered a collective that the other has not: somebody is waited for.
+    views = [silent(0, 100, **EVEN), silent(1, 100, **BUSY)]
+    finding = hung(views, memory, LIMITS, at=1003.0)
+    assert finding is not None and finding.culprits == (1,)
+
+
+def test_where_devices_wait_all_hosts_at_work_are_no_excuse() -> None:
+    """The session waits for its word over gloo even where the model's collectives are NCCL's."""
+    memory = HangMemory()
+    assert judge([rank_view(0), rank_view(1)], memory) is None
+    views = [silent(rank, 20, devices_wait=True, **EVEN) for rank in (0, 1)]
+    assert hung(views, memory, LIMITS, at=1001.0) is not None
+
+
+def blocked(seconds: float, state: str = "D") -> list[RankView]:
+    return [silent(0, seconds, **{**BUSY, "proc_state": state}), silent(1, seconds)]
+
+
+def test_storage_that_fails_over_is_told_at_once_and_ends_nothing_before_a_save_would() -> None:
+    memory = HangMemory()
+    told = []
+    for second in range(0, 3700, 2):
+        # Between two writes that are held up it runs.
+        state = "R" if second % 20 == 0 else "D"
+        finding = hung(blocked(second, state), memory, LIMITS, at=1000.0 + second)
+        told += [(second, finding.acts, finding.culprits)] if finding is not None else []
+    (first, *more) = told
+    assert 10 <= first[0] <= 14 and first[1:] == (False, (0,))
+    assert more[0][0] == LIMITS.phase_limit_s["saving"] and all(acts for _, acts, _ in more)
+
+
+def test_storage_that_is_back_ends_nothing_and_is_told_of_again_the_next_time() -> None:
+    memory = HangMemory()
+    found = []
+    for second in range(100):
+        finding = hung(blocked(second % 40), memory, LIMITS, at=1000.0 + second)
+        found += [finding.acts] if finding is not None else []
+    assert found == [False] * 3
+
+
+def test_a_rank_that_was_in_the_kernel_and_is_at_work_now_is_hung() -> None:
+    memory = HangMemory()
+    hung(blocked(1), memory, LIMITS, at=1000.0)
+    finding = hung(blocked(15, "R"), memory, LIMITS, at=1004.0)
+    assert finding is not None and finding.acts and finding.culprits == (0,)
 
 
 def test_a_lone_rank_that_computes_for_ever_is_found() -> None:

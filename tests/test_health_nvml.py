@@ -289,6 +289,16 @@ def test_every_code_of_a_call_is_told_apart(
     assert of(parts, s.TEMPERATURE, 1) == [31]
 
 
+def test_a_driver_that_does_not_know_what_is_asked_is_not_at_fault(
+    library: str, node: nodes.Node
+) -> None:
+    node.set(1, "code:nvmlDeviceGetTemperatureThreshold", 2)
+    parts = read_nvml(deadline_s=10, library=library)
+    assert of(parts, s.NVML_ERROR, 1) == []
+    node.set(1, "code:nvmlDeviceGetHandleByIndex_v2", 2)
+    assert of(read_nvml(deadline_s=10, library=library), s.NVML_ERROR, 1) == [2]
+
+
 def test_a_gpu_that_is_lost_whole_is_named_by_the_bus_that_is_left(
     library: str, node: nodes.Node
 ) -> None:

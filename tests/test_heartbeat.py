@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from ftslurm.run import heartbeat
-from ftslurm.run.heartbeat import RankView, aged, beats_folder, read_notes, read_views
+from ftslurm.run.heartbeat import (
+    RankView,
+    aged,
+    beats_folder,
+    dump_signal,
+    is_private,
+    read_notes,
+    read_views,
+)
 from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment
 
@@ -148,6 +156,99 @@ def test_a_foreign_or_torn_file_is_no_rank(tmp_path: Path) -> None:
     (folder / "rank-00002").write_bytes(b"x" * heartbeat.SIZE_BYTES)
     (folder / "rank-00003").symlink_to(folder / "rank-00000")
     assert [view.rank for view in read_views(folder, NODE)] == [0]
+
+
+def test_a_pipe_or_a_phase_of_another_version_hides_no_other_rank(tmp_path: Path) -> None:
+    _, folder = opened(tmp_path)
+    opened(tmp_path, 1)
+    os.mkfifo(folder / "rank-00002")
+    data = bytearray((folder / "rank-00001").read_bytes())
+    for place in (heartbeat.PROGRESS_AT, heartbeat.PROGRESS_AT + heartbeat.SLOT):
+        struct.pack_into("=Q", data, place + 8, 99)
+    (folder / "rank-00001").write_bytes(data)
+    assert [view.rank for view in read_views(folder, NODE)] == [0]
+
+
+def test_nothing_that_another_user_has_laid_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may make the folder in /dev/shm first, and name a process of ours as a rank."""
+    pulse, folder = opened(tmp_path)
+    pulse.dumps_on(37)
+    pulse.leave(pulse.enter("op"))
+    assert (dump_signal(folder, 0), len(read_notes(folder, 0))) == (37, 1)
+    own = os.getuid()
+    monkeypatch.setattr(heartbeat.os, "getuid", lambda: own + 1)
+    assert read_views(folder, NODE) == []
+    assert (dump_signal(folder, 0), read_notes(folder, 0)) == (0, [])
+    assert not is_private(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file away")
+@pytest.mark.parametrize("theirs", ["file", "folder", "parent"])
+def test_a_file_or_folder_of_another_users_is_no_rank(tmp_path: Path, theirs: str) -> None:
+    _, folder = opened(tmp_path)
+    path = {"file": folder / "rank-00000", "folder": folder, "parent": folder.parent}[theirs]
+    os.chown(path, 65534, 65534)
+    assert read_views(folder, NODE) == []
+
+
+def test_a_name_that_is_no_text_costs_neither_the_rank_nor_its_readers(tmp_path: Path) -> None:
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    try:
+        name.write_bytes(b"\xff) \xfe(")
+        pulse, folder = opened(tmp_path)
+        assert pulse.path is not None and only_view(folder).alive
+    finally:
+        name.write_bytes(before)
+
+
+def test_whatever_keeps_a_rank_from_its_heartbeat_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(heartbeat, "start_ticks", lambda pid: [][0])
+    pulse, _ = opened(tmp_path)
+    pulse.phase("training")
+    assert pulse.path is None and "has no heartbeat" in capsys.readouterr().err
+
+
+def test_runs_that_share_a_folder_do_not_share_their_beats(tmp_path: Path) -> None:
+    folders = [
+        beats_folder({"FTSLURM_BEATS": str(tmp_path), "SLURM_JOB_ID": job}, 2) for job in ("7", "8")
+    ]
+    assert folders[0] == tmp_path / f"ftslurm-{os.getuid()}-7" / "attempt-0002" != folders[1]
+
+
+def test_the_pipe_that_torch_makes_for_nccl_is_not_left_behind(tmp_path: Path) -> None:
+    pulse, folder = opened(tmp_path)
+    os.mkfifo(f"{heartbeat.nccl_pipe_stem(folder)}0.pipe")
+    pulse.remove()
+    assert not folder.exists()
+
+
+def test_what_is_told_later_changes_nothing_else_of_a_rank(tmp_path: Path) -> None:
+    pulse, folder = opened(tmp_path)
+    before = only_view(folder)
+    pulse.dumps_on(37)
+    pulse.devices_wait()
+    after = only_view(folder)
+    assert (before.devices_wait, after.devices_wait, dump_signal(folder, 0)) == (False, True, 37)
+    assert (after.pid, after.start_ticks, after.node) == (before.pid, before.start_ticks, NODE)
+
+
+def test_only_a_compilation_after_the_first_step_is_no_part_of_it(tmp_path: Path) -> None:
+    pulse, folder = opened(tmp_path)
+    pulse.restored(0)
+    walls_s = []
+    for step in (1, 2):
+        pulse.step_begins()
+        with pulse.aside("compiling"):
+            time.sleep(0.1)
+        pulse.step_ended(step)
+        walls_s.append(only_view(folder).step_wall_s)
+    assert walls_s[0] >= 0.1 > walls_s[1]
+    assert only_view(folder).phase == "training"
 
 
 def test_outside_of_a_job_nobody_beats_and_all_goes_on() -> None:

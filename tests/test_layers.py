@@ -27,7 +27,7 @@ HEAVY_FILES = {"replay/determinism.py"}
 # shows, and which nodes are excluded it tells by the rule that excludes them.
 # A program is tied to its rank as a rank is to the local scheduler.
 EXTRA = {("run/story.py", "checkpoint"), ("run/story.py", "recovery"),
-         ("recovery/claim.py", "node"), ("recovery/leader.py", "agent"),
+         ("recovery/claim.py", "node"), ("recovery/ask_agents.py", "agent"),
          ("program/child.py", "scheduler")}  # fmt: skip
 # Deciding is pure: no clock, no files, no processes.
 PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py",
@@ -35,7 +35,10 @@ PURE = ["recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spe
         "recovery/budgets.py", "recovery/sentences.py",
         "diagnosis/signatures.py", "diagnosis/signatures_ranks.py",
         "diagnosis/signatures_system.py", "diagnosis/node_clues.py", "diagnosis/causes.py",
-        "diagnosis/hang.py", "diagnosis/stragglers.py"]  # fmt: skip
+        "diagnosis/hang.py", "diagnosis/stragglers.py", "health/signals.py",
+        "health/kernel_line.py", "health/xid_table.py", "health/decision_table.py",
+        "health/verdict.py", "health/history.py", "health/verdicts.py",
+        "health/verdicts_rows.py", "health/verdicts_kernel.py"]  # fmt: skip
 
 
 def modules() -> list[Path]:

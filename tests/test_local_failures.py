@@ -75,6 +75,6 @@ def test_if_asked_for_the_batches_that_led_to_it_are_passed_over(chain):
     assert run.decisions() == ["restart", "restart", "done"], run.says()
     assert restored(run) == [None, 10, 10]
     second = decisions(run)[1]
-    assert second["skip_steps"] == [[11, 27]]
+    assert second["skip_steps"] == [11, 27]
     line = run.layout.skipped_jsonl.read_text()
     assert '"first":11' in line and '"last":27' in line

@@ -164,6 +164,20 @@ def test_an_address_that_does_not_answer_costs_its_deadline(layout, address, mon
     assert "nobody may have been told of `stop`" in capsys.readouterr().err
 
 
+def test_all_that_is_told_costs_one_deadline_together(
+    layout, address, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(on_event, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(Receiver, "delay_s", 20.0)
+    kinds = ["stop", "third_failure", "no_commit", "excluded"]
+    hook = script(tmp_path, f'[ $FTSLURM_EVENT = stop ] || sleep 60; cat > {tmp_path}/told')
+    begun = time.monotonic()
+    tell(layout, record(layout, on_event=[hook], on_event_url=address), 1, kinds, {})
+    assert time.monotonic() - begun < 3.5  # one after the other: 7 s
+    assert json.loads((tmp_path / "told").read_text())["event"] == "stop"
+    assert capsys.readouterr().err.count("nobody may have been told") == 7
+
+
 def test_no_secret_leaves_with_an_event(layout, tmp_path):
     told = tmp_path / "told"
     run = record(layout, on_event=[script(tmp_path, f"cat > {told}")])

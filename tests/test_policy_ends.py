@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ftslurm.diagnosis import causes
-from ftslurm.diagnosis.classify import Finding
+from ftslurm.diagnosis.finding import Finding
 from ftslurm.errors import RANK_FAILED
 from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
 from ftslurm.run.spec import RecoverySpec
@@ -59,7 +59,7 @@ class Run:
             self.committed = [one for one in self.committed if one < decision.restore_before]
         self.history.append(PastAttempt(
             number, decision.is_failure, progressed, decision.cause, "E: x", step, "n1",
-            skipped=bool(decision.skip_steps),
+            skipped=decision.skip_steps is not None,
         ))  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from fakes.recovering import FakeScheduler, begin, decide, make_layout, rank_err
 
 from ftslurm.errors import RANK_NEVER_RETRY
 from ftslurm.files import read_json, write_json
+from ftslurm.recovery.claim import claim_attempt
 from ftslurm.run.attempts import STOPPED, Outcome, write_outcome
 from ftslurm.run.control import control_files
 from ftslurm.run.record import read_record
@@ -57,7 +58,7 @@ def test_a_classification_that_fails_or_is_slow_leaves_it_to_the_old_rules(
 
     monkeypatch.setattr("ftslurm.diagnosis.clues.gather", gather)
     monkeypatch.setattr("ftslurm.recovery.recover.DEADLINE_S", 0.2)
-    monkeypatch.setattr("ftslurm.diagnosis.finding.MARGIN_S", 0.1)
+    monkeypatch.setattr("ftslurm.diagnosis.find.MARGIN_S", 0.1)
     begun = time.monotonic()
     decision = decide(layout)
     assert time.monotonic() - begun < 5
@@ -160,15 +161,19 @@ def test_a_step_that_was_gone_back_behind_is_no_progress_while_it_still_lies_the
     assert decision.failures_in_a_row == 2 and "goes on from step 1" in decision.reason
 
 
-def test_batches_to_pass_over_are_noted_with_the_decision(layout):
+def test_batches_to_pass_over_are_noted_before_the_next_attempt(layout):
     patient(layout, on_nan="skip")
     make_step(layout, 1)
     for attempt in (1, 2):
         paths = begin(layout, adopted=[1])
         rank_error(paths, 0, 9.0, "the loss of step 3 is nan", kind="NumericError")
         decision = decide(layout, attempt=attempt)
-    assert decision.skip_steps == ((2, 3),)
-    assert read_skips(layout) == [(2, 3)]
+    assert decision.skip_steps == (2, 3)
+    # Noted by the claim, which also follows a shell that died here, a full disk, or a pause.
+    assert read_skips(layout) == []
+    for _ in range(2):
+        claim_attempt(layout, {"SLURM_JOB_ID": "12"})
+        assert read_skips(layout) == [(2, 3)]
 
 
 def test_people_are_told_of_a_stop_with_the_same_reason_as_on_record(layout, tmp_path):

@@ -323,6 +323,16 @@ def test_where_nobody_can_say_which_nodes_could_serve_it_says_so(answers):
     assert SlurmScheduler(Commands(**answers)).serving_nodes("low", "") is None
 
 
+@pytest.mark.parametrize(("answers", "nodes"), [
+    ({"sinfo": [Completed(0, "n2\nn1\nn1\n", "")]}, ["n1", "n2"]),
+    ({"sinfo": [Completed(0, "", "")]}, None),  # PrivateData=nodes
+    ({"sinfo": [Completed(1, "", "Unable to contact slurm controller")]}, None),
+    ({"scontrol_ping": [DOWN]}, None),
+])  # fmt: skip
+def test_all_nodes_that_slurm_has_are_told_once_each_or_nobody_can_say(answers, nodes):
+    assert SlurmScheduler(Commands(**answers)).all_nodes() == nodes
+
+
 @pytest.mark.parametrize(("line", "nodes"), [
     ("n[1-3]", ["n1", "n2", "n3"]), ("(null)", []), ("", []),
 ])  # fmt: skip

@@ -48,8 +48,8 @@ def test_slurms_word_on_this_run_of_the_job_counts_most(layout, paths, row, caus
 
 
 def test_steps_count_within_the_attempt_only(layout):
-    step = f"118.2|OUT_OF_MEMORY|0:125|{at(NOW)}|{at(NOW + 30)}|n2|||0|s"
-    old = f"118.1|OUT_OF_MEMORY|0:125|{at(NOW - 90)}|{at(NOW - 60)}|n2|||0|s"
+    step = f"118.2|OUT_OF_MEMORY|0:125|{at(NOW)}|{at(NOW + 30)}|||0"
+    old = f"118.1|OUT_OF_MEMORY|0:125|{at(NOW - 90)}|{at(NOW - 60)}|||0"
     running = job_row("RUNNING")
     assert found(layout, scheduler=Scheduler(), run=slurm(running, step))[0].cause == "oom_host"
     assert found(layout, scheduler=Scheduler(), run=slurm(running, old))[0].cause == "unknown"
@@ -59,7 +59,7 @@ def test_where_the_launcher_names_the_step_no_other_one_counts(layout, paths):
     leave(paths.root / "launcher.log", "srun: Terminating StepId=118.2\n")
     for step, cause in (("118.2", "oom_host"), ("118.0", "unknown")):
         # By a clock that is far off.
-        row = f"{step}|OUT_OF_MEMORY|0:125|{at(NOW)}|{at(NOW - 90)}|n2|||0|s"
+        row = f"{step}|OUT_OF_MEMORY|0:125|{at(NOW)}|{at(NOW - 90)}|||0"
         told = slurm(job_row("RUNNING"), row)
         assert found(layout, scheduler=Scheduler(), run=told)[0].cause == cause
 

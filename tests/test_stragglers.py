@@ -86,6 +86,10 @@ def test_on_shared_processors_more_work_shows_by_the_work() -> None:
     views[3] = rank_view(3, window_own_s=0.45, window_cpu_s=0.4)
     (finding,) = watcher.observe(views, at=0.0)
     assert finding.ranks == (3,)
+    assert finding.why == (
+        "rank 3 on n2 works 0.4 s a step on a processor, 4.0 times the ranks' median of 0.1 s; by "
+        "the clock it computes 0.45 s a step of its own, 2.2 times the ranks' median of 0.2 s"
+    )
     # Rank 0 keeps the books on its processor while the others do nothing of the kind on theirs.
     views = [rank_view(rank, window_own_s=1.0, window_cpu_s=0.01) for rank in range(4)]
     views[0] = rank_view(0, window_own_s=1.1, window_cpu_s=0.11)

@@ -6,7 +6,8 @@ import failure_texts
 import pytest
 from test_classify import FURTHER
 
-from ftslurm.diagnosis.classify import TABLE, Facts, classify
+from ftslurm.diagnosis.classify import TABLE, classify
+from ftslurm.diagnosis.finding import Facts
 from ftslurm.diagnosis.signatures import look_up
 from ftslurm.diagnosis.tails import MOST_CLUES, log_clues, read_tail, time_in
 

@@ -2,6 +2,9 @@
 
 import pytest
 
+from ftslurm.diagnosis import causes
+from ftslurm.recovery import policy
+from ftslurm.run.attempt_records import ASKED_TO_LEAVE
 from ftslurm.run.srun_lines import lost_node, parse_line, parse_lines
 from ftslurm.run.timeline import (
     LAST_WORD,
@@ -38,7 +41,7 @@ def facts(**more):
 
 
 def test_the_parts_add_up_to_the_time_to_recover():
-    line = draw(facts(agent_events=[event("exit", 0.1, rank=3, node="n2", code=1)]))
+    line = draw(facts(agent_events=[event("rank_exit", 0.1, rank=3, node="n2", code=1)]))
     assert line.parts == {
         "detected": 0.1, "gone": 1.4, "decided": 0.2, "launched": 0.3, "restored": 4.0,
         "first_step": 0.5,
@@ -197,3 +200,8 @@ def test_the_first_word_on_a_rank_counts_and_says_where_it_stands():
 def test_a_node_that_slurm_gave_up_is_named():
     assert lost_node("srun: error: Node failure on n2") == "n2"
     assert lost_node("srun: error: n2: task 3: Killed") is None
+
+
+def test_the_causes_under_which_ranks_have_not_failed_are_words_of_the_policy():
+    words = {policy.CAUSE_ASKED, policy.CAUSE_ORDERED, causes.PREEMPTED, causes.TIME_LIMIT}
+    assert set(ASKED_TO_LEAVE) == words

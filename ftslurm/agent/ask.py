@@ -32,6 +32,8 @@ class Address:
     key: bytes
     restart_count: int = 0
     """Of the job when this leader began: a requeued job has another leader."""
+    step_id: str = ""
+    """Of the agents' job step: one that is started again has another leader."""
 
 
 def address_file(layout: RunLayout, job_id: str) -> Path:
@@ -53,6 +55,7 @@ def read_address(layout: RunLayout, job_id: str) -> Optional[Address]:
             port=int(record["port"]),
             key=key,
             restart_count=int(record["restart_count"]),
+            step_id=str(record.get("step_id", "")),
         )
     except (OSError, FormatError, ValueError, KeyError):
         return None

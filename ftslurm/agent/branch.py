@@ -31,7 +31,6 @@ class Child:
     link: Link
     host: str
     port: int
-    heard_at: float
     clock: ClockOffset = field(default_factory=ClockOffset)
     pings: dict[int, float] = field(default_factory=dict)
     """Number of a beat that is not answered yet -> UTC seconds at which it was sent."""
@@ -115,7 +114,7 @@ class Branch:
         node = str(message["node"])
         before = self.children.get(node)
         link.node = node
-        child = Child(link, str(message["host"]), int(message["port"]), time.monotonic())
+        child = Child(link, str(message["host"]), int(message["port"]))
         self.children[node] = child
         if before is not None and before.link is not link:
             before.link.close("its agent has connected again")
@@ -124,7 +123,6 @@ class Branch:
 
     def _from_child(self, node: str, child: Child, message: Message) -> None:
         now = time.monotonic()
-        child.heard_at = now
         kind = message.get("t")
         if kind == "report":
             for name, row in message["nodes"].items():

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
+from ftslurm.agent.kernel_log import KERNEL_BYTES, boot_time, read_kmsg
 from ftslurm.files import write_json
 
 SCHEMA_VERSION = 1
@@ -27,10 +28,6 @@ SCHEMA_VERSION = 1
 TERM_S = 1.0
 """From TERM to KILL, and from KILL until a process counts as one that does not die (D state)."""
 
-KERNEL_LINES = 400
-"""Newest lines of the kernel log that are kept."""
-
-KERNEL_BYTES = 64 << 10
 _LEFT_OUT = "\n[... left out ...]\n"
 
 # Of /sys/class/infiniband/DEVICE/ports/N/; a healthy port counts some errors too.
@@ -75,13 +72,15 @@ def collect(
     *,
     run_dir: Optional[str] = None,
     within_s: Optional[float] = None,
+    kernel_after: Optional[int] = None,
     asked: Optional[Sequence[Probe]] = None,
     kmsg: Path = Path("/dev/kmsg"),
     mounts: Path = Path("/proc/self/mountinfo"),
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
     """The file it has written, below `folder` (the attempt's evidence). Takes no longer than the
-    longest deadline, `within_s` at most, and 2 x TERM_S. `run_dir`: default FTSLURM_RUN_DIR."""
+    longest deadline, `within_s` at most, and 2 x TERM_S. `run_dir`: default FTSLURM_RUN_DIR.
+    `kernel_after`: number of the kernel's newest line before the attempt."""
     run_dir = run_dir or environ.get("FTSLURM_RUN_DIR")
     began_at = time.time()
     kernel, why_not = read_kmsg(kmsg)
@@ -100,6 +99,7 @@ def collect(
         "boot_at": boot_time(),
         "run_dir": run_dir,
         "mount": mount_of(run_dir, mounts) if run_dir else None,
+        "kernel_after": kernel_after,
         "kernel": kernel,
         "probes": {answer.probe.name: answer.to_record() for answer in answers},
     }
@@ -230,66 +230,6 @@ def _finish(answer: Answer) -> None:
     if process.stdout is not None:
         process.stdout.close()
     answer.took_s = time.monotonic() - answer.began
-
-
-def read_kmsg(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The newest lines of the kernel log with their UTC seconds, or why there are none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return [], f"`{path}`: {error.strerror}"
-    lines: list[dict[str, Any]] = []
-    boot_at = boot_time()
-    try:
-        while True:
-            try:
-                record = os.read(fd, 8192)  # one record a read
-            except BrokenPipeError:  # overwritten meanwhile; the next read goes on behind it
-                continue
-            if not record:
-                break
-            lines.extend(_kmsg_lines(record, boot_at))
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        return lines[-KERNEL_LINES:], f"`{path}`: {error.strerror}"
-    finally:
-        os.close(fd)
-    return _newest(lines), ""
-
-
-def _newest(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept: list[dict[str, Any]] = []
-    size = 0
-    for line in reversed(lines[-KERNEL_LINES:]):
-        size += len(line["text"]) + 40
-        if size > KERNEL_BYTES:
-            break
-        kept.append(line)
-    return kept[::-1]
-
-
-def _kmsg_lines(data: bytes, boot_at: Optional[float]) -> list[dict[str, Any]]:
-    """`priority,sequence,microseconds,flags;text` and further lines of it after a blank
-    (Documentation/ABI/testing/dev-kmsg)."""
-    found = []
-    for line in data.decode(errors="replace").splitlines():
-        head, semicolon, text = line.partition(";")
-        fields = head.split(",")
-        if not semicolon or len(fields) < 3 or not fields[2].isdigit():
-            continue
-        at = None if boot_at is None else round(boot_at + int(fields[2]) / 1e6, 3)
-        found.append({"at": at, "text": text[:1000]})
-    return found
-
-
-def boot_time() -> Optional[float]:
-    """UTC seconds of the boot, by the clock that the kernel log counts by. Suspended time is not in
-    it, and no node of a cluster is suspended."""
-    try:
-        return time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
-    except OSError:
-        return None
 
 
 def mount_of(path: str, mounts: Path) -> Optional[dict[str, str]]:

@@ -1,12 +1,11 @@
 """What an agent does on its own node: look at the ranks' beats, end them, take their stacks.
 
-Everything here may block and is called in a thread, but `look`, which reads memory. Nothing here
-writes to shared storage or decides anything.
+Everything here may block and is called in a thread, but `look`, which reads the ranks' files in
+/dev/shm and their states in /proc. Nothing here writes to shared storage or decides anything.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.agent.ask import exchange
+from ftslurm.agent.kernel_log import newest_kernel_line
 from ftslurm.agent.processes import GRACE_S, end, launchers_of, ranks_of
 from ftslurm.agent.silence import ANSWERS, NOTHING, REFUSES
 from ftslurm.agent.wire import Message, WireError
-from ftslurm.files import write_atomic
 from ftslurm.run.heartbeat import RankView, beats_folder, read_views
 from ftslurm.scheduler.process import ProcessName
 
@@ -31,8 +30,9 @@ LAUNCHER_S = 0.5
 """After the last rank is gone, their srun should end by itself; with a dead node in the step it
 does not (a minute and more seen), and takes a TERM for a reason to wait KillWait + 2 s."""
 
-DEADLINE = "deadline"
-"""File in the ranks' folder: UTC seconds at which the job is ended."""
+OLD_S = 3600.0
+"""A folder of beats that has changed since may be that of a job that is just beginning."""
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 class Duty:
@@ -41,6 +41,8 @@ class Duty:
     def __init__(self, run_dir: Path, node: str, key: bytes, environ: Mapping[str, str]) -> None:
         self.node = node
         self._run_dir, self._key, self._environ = run_dir, key, environ
+        self._kernel_after: dict[int, Optional[int]] = {}
+        """Attempt -> number of the kernel's newest line when it began."""
 
     def look(self, attempt: int) -> list[RankView]:
         folder = beats_folder(self._environ, attempt)
@@ -50,6 +52,8 @@ class Duty:
         """Do what the leader says; what it is told of it."""
         attempt = int(order.get("attempt", 0))
         what = order["do"]
+        if what == "begin":
+            self._kernel_after = {attempt: newest_kernel_line()}
         if what == "end":
             return {"left": self._end(attempt, order.get("grace_s", GRACE_S))}
         if what == "clear":
@@ -57,11 +61,11 @@ class Duty:
         if what == "stacks":
             return {"stacks": self._stacks(attempt)}
         if what == "collect":
-            return {"collected": self._collect(float(order["for_s"]))}
+            return {"collected": self._collect(attempt, float(order["for_s"]))}
         if what == "leave":
             return {"asked": self._ask_to_leave(attempt)}
-        if what == "deadline":
-            return {"written": self._hand_deadline(attempt, float(order["at"]))}
+        if what == "forget":
+            return {"forgotten": self._forget(attempt)}
         if what == "probe":
             return {"seen": self.probe(order["host"], order["port"])}
         return {}
@@ -116,14 +120,36 @@ class Duty:
         names = [ProcessName(view.pid, view.start_ticks) for view in self.look(attempt)]
         return sum(name.send(signal.SIGUSR1) for name in names)
 
-    def _hand_deadline(self, attempt: int, at: float) -> bool:
+    def _forget(self, attempt: int) -> bool:
+        """The beats of an attempt that is over. While a rank lives it may be known by them only."""
         folder = beats_folder(self._environ, attempt)
-        if folder is None or not folder.is_dir():
+        if folder is None or any(view.alive for view in self.look(attempt)):
             return False
-        with contextlib.suppress(OSError):
-            write_atomic(folder / DEADLINE, f"{at:.0f}\n".encode(), durable=False)
-            return True
-        return False
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    def sweep(self, shared: Path = _SHARED_MEMORY) -> None:
+        """Give back what other jobs of this user's have left in this node's memory: folders of
+        beats without a living rank."""
+        own = f"ftslurm-{os.getuid()}-{self._environ.get('SLURM_JOB_ID')}"
+        for folder in shared.glob(f"ftslurm-{os.getuid()}-*"):
+            if folder.name != own and self._is_left_behind(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_left_behind(self, folder: Path) -> bool:
+        try:
+            attempts = list(folder.glob("attempt-*"))
+            found = [path.lstat() for path in (folder, *attempts)]
+            if any(one.st_uid != os.getuid() for one in found):
+                return False
+            if time.time() - max(one.st_mtime for one in found) < OLD_S:
+                return False
+            ranks = sum(len(list(attempt.glob("rank-*"))) for attempt in attempts)
+        except OSError:
+            return False
+        views = [view for attempt in attempts for view in read_views(attempt, self.node)]
+        # A rank that does not show is of another slurmd of this machine, or is none of ours.
+        return len(views) == ranks and not any(view.alive for view in views)
 
     def _stacks(self, attempt: int) -> dict[str, str]:
         """File name -> its text, one a rank."""
@@ -133,11 +159,12 @@ class Duty:
         texts = {} if folder is None else take_stacks(self.look(attempt), folder)
         return {f"rank-{rank:05d}.txt": text for rank, text in texts.items()}
 
-    def _collect(self, for_s: float) -> dict[str, str]:
+    def _collect(self, attempt: int, for_s: float) -> dict[str, str]:
         from ftslurm.agent.collect import collect
 
+        after = self._kernel_after.get(attempt)
         with tempfile.TemporaryDirectory(prefix="ftslurm-collect-", dir=_memory()) as folder:
-            collect(Path(folder), self.node, within_s=for_s)
+            collect(Path(folder), self.node, within_s=for_s, kernel_after=after)
             return _texts(Path(folder))
 
 

@@ -1,6 +1,6 @@
 """The questions of the batch script (ask.py), answered by the leader.
 
-nodes, begin, clear, end, ended, quit: see each answer below. A question that is not understood is
+nodes, begin, clear, end, ended: see each answer below. A question that is not understood is
 answered with `error`; none is left without an answer.
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ftslurm.agent.leader import Leader
 
 CLEAR_S = 12.0
-QUIT_S = 1.0
 AS_ASKED = (0, RANK_STOPPED, 128 + signal.SIGTERM)
 """Exit codes of the ranks' launcher behind which no fault of a node is looked for."""
 
@@ -94,11 +93,13 @@ def _ended(leader: Leader, message: Message, say: _Answer) -> None:
         return
     trial.is_ending = True
 
+    def durable() -> None:
+        say({"durable": True})
+        leader.forget(trial)
+
     def flush() -> None:
         leader.write_status()
-        leader.ledger.flush(
-            trial.paths, lambda: leader.loop.from_thread(lambda: say({"durable": True}))
-        )
+        leader.ledger.flush(trial.paths, lambda: leader.loop.from_thread(durable))
 
     if trial.is_collected or int(message.get("rc", 0)) in AS_ASKED:
         flush()
@@ -108,18 +109,10 @@ def _ended(leader: Leader, message: Message, say: _Answer) -> None:
     leader.keeping.nodes(trial, nodes, BRIEF_S, flush)
 
 
-def _quit(leader: Leader, message: Message, say: _Answer) -> None:
-    """All agents end."""
-    leader.orders.give("quit", [node for node in leader.roll.live if node != leader.me])
-    say({"quit": True})
-    leader.loop.later(QUIT_S, leader.loop.stop)
-
-
 _VERBS = {
     "nodes": _nodes,
     "begin": _begin,
     "clear": _clear,
     "end": _end,
     "ended": _ended,
-    "quit": _quit,
 }

@@ -39,7 +39,14 @@ class Keeping:
         """Into evidence/nodes, a file a node; once an attempt."""
         trial.is_collected = True
         keep = self._keep(trial, list(nodes), "collected", "nodes", then)
-        self._orders.give("collect", nodes, within_s=for_s + MARGIN_S, then=keep, for_s=for_s)
+        self._orders.give(
+            "collect",
+            nodes,
+            within_s=for_s + MARGIN_S,
+            then=keep,
+            attempt=trial.number,
+            for_s=for_s,
+        )
 
     def _keep(
         self, trial: Trial, nodes: list[str], key: str, folder: str, then: Then

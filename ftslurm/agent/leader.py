@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+from ftslurm.agent.aside import Aside
 from ftslurm.agent.branch import AWAY_S, Branch, Child
 from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.keeping import COLLECT_S, Keeping
@@ -18,13 +19,15 @@ from ftslurm.agent.loop import Link, Loop, tell
 from ftslurm.agent.member import LOOK_S, carry_out_or_tell
 from ftslurm.agent.orders import Orders, Replies
 from ftslurm.agent.processes import GRACE_S
-from ftslurm.agent.report import GONE, Finding, NodeReport, status_record, to_row
+from ftslurm.agent.report import AgentFinding, NodeReport, status_record, to_row
 from ftslurm.agent.roll import Roll, Seat
 from ftslurm.agent.tree import parents
 from ftslurm.agent.trial import LEADER_LOST, Trial
 from ftslurm.agent.wire import Message
+from ftslurm.recovery.exclusion import taken_back
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.node_memory import read_node_events
 from ftslurm.run.spec import RecoverySpec
 
 TICK_S = 1.0
@@ -36,6 +39,8 @@ END_S = 15.0
 
 STUCK_GRACE_S = 1.5
 """Ranks that wait for one that is lost or hangs can make nothing of more."""
+LATE_S = (3.0, 10.0, 30.0)
+"""After the beginning of an attempt that has lost a node already: by then its srun is there."""
 
 Then = Callable[[], None]
 
@@ -52,18 +57,14 @@ class Leader:
         nodes: list[str],
         *,
         controller: Callable[[], Optional[bool]],
-        end_time: Callable[[], Optional[float]],
+        down: Callable[[list[str]], Optional[frozenset[str]]],
         asked: Callable[[Leader, Link, Message], None],
         ledger: Optional[Ledger] = None,
     ) -> None:
         self.me, self.nodes, self.layout, self.recovery = duty.node, nodes, layout, recovery
         self.loop, self.duty, self.ledger = loop, duty, ledger or Ledger()
         self.trial: Optional[Trial] = None
-        self.deadline: Optional[float] = None
         self._watch = Watch(duty)
-        self._controller, self._end_time = controller, end_time
-        self._controller_said: Optional[bool] = None
-        self._is_asking_controller = False
         self._is_cut_off = False
         self._status_at = self._peers_at = self._ticked_at = 0.0
         self._peers: dict[str, list[Any]] = {}
@@ -82,7 +83,13 @@ class Leader:
         self.keeping = Keeping(
             self.orders, self.ledger, lambda node, what: self._event("no_evidence", node, what=what)
         )
-        self.roll = Roll(nodes, self.me, ask=self._have_looked, controller=self._ask_controller)
+        self.roll = Roll(
+            nodes,
+            self.me,
+            ask=self._have_looked,
+            controller=Aside(loop.in_thread, controller),
+            down=Aside(loop.in_thread, down),
+        )
 
     def begin(self, listen_on: str) -> int:
         """Take connections; the port."""
@@ -98,12 +105,30 @@ class Leader:
         world_size = len(nodes) * tasks_per_node
         paths = self.layout.attempt(number)
         self.trial = Trial(number, nodes, world_size, paths, self.recovery)
+        self.loop.in_thread(lambda: _taken_back(self.layout), self._need, otherwise=frozenset())
         self._watch.begin(number)
         self.orders.give("begin", attempt=number)
-        if self.deadline is not None:
-            self._hand_deadline()
         self._event("begin", self.me, nodes=nodes)
         self.write_status()
+        self._begin_without(self.trial, self.roll.lost(nodes))
+
+    def _begin_without(self, trial: Trial, lost: list[Seat]) -> None:
+        """Nodes that were lost since the batch loop has looked. It is about to start the ranks."""
+
+        def end() -> None:
+            if self.trial is trial:
+                self.end_ranks(trial.number, trial.findings[0].why, lambda: None)
+
+        for seat in lost:
+            self._lose(seat)
+        for after_s in LATE_S if lost else ():
+            self.loop.later(after_s, end)
+
+    def forget(self, trial: Trial) -> None:
+        """An attempt is over and on record: its ranks' beats are given back on all nodes."""
+        if self.trial is trial:
+            trial.last_views = self._views()
+        self.orders.give("forget", self.roll.live, attempt=trial.number)
 
     def end_ranks(self, attempt: int, why: str, then: Then, *, grace_s: float = GRACE_S) -> None:
         """End the ranks of an attempt on all nodes that are heard, and their srun here."""
@@ -116,7 +141,7 @@ class Leader:
             left = {node: reply["left"] for node, reply in replies.items() if reply.get("left")}
             if left:
                 self._event("left_over", self.me, left=left)
-            self.loop.in_thread(lambda: self.duty.end_launcher(attempt), done)
+            self.loop.in_thread(lambda: self.duty.end_launcher(attempt), done, otherwise=[])
 
         def done(left: list[int]) -> None:
             self._event("ended", self.me, launcher_left=left)
@@ -146,21 +171,10 @@ class Leader:
             at=now,
             leader=self.me,
             nodes=self.roll.to_record({**offsets, self.me: 0.0}, now),
-            views=self._views(),
+            views=self.trial.last_views or self._views(),
             findings=self.trial.findings,
         )
         self.ledger.status(self.trial.paths, record)
-
-    def told_to_stop(self) -> None:
-        """The job's first stop signal: ask Slurm once when it ends, and hand it on."""
-
-        def done(at: Optional[float]) -> None:
-            self.deadline = at
-            self._event("signal", self.me, end_time=at)
-            if at is not None:
-                self._hand_deadline()
-
-        self.loop.in_thread(self._end_time, done)
 
     # Once a second.
 
@@ -194,7 +208,8 @@ class Leader:
         for name in [*judgement.lost, *judgement.gone]:
             self.orders.left(name)
         for name in judgement.gone:
-            why = f"the agent on {name} has ended, the node answers: its ranks are not watched"
+            why = f"the node {name} answers, its agent has ended or does not report: its ranks are "
+            why += "not watched"
             self._event("agent_gone", name)
             if self.trial is not None and not self.trial.is_ending:
                 self._note(self.trial.add("node_lost", why, nodes=[name]))
@@ -205,8 +220,11 @@ class Leader:
         silent_s = time.monotonic() - seat.seen_at
         others = [who for who, seen in seat.sightings.items() if seen and who != self.me]
         by = f"nor do {', '.join(others)}" if others else "and slurmctld answers here"
-        why = f"node {seat.name} has been silent for {silent_s:.1f} s; it is not reached from "
-        why += f"{self.me}, {by}"
+        why = f"node {seat.name} has been silent for {silent_s:.1f} s; "
+        if seat.is_down:
+            why += "slurmctld, which answers here, does not reach it either"
+        else:
+            why += f"it is not reached from {self.me}, {by}"
         since = time.time() - silent_s
         self._event("node_lost", seat.name, since=since)
         trial = self.trial
@@ -219,10 +237,9 @@ class Leader:
 
     def _judge_ranks(self, now: float) -> None:
         trial = self.trial
-        if trial is None or self._is_cut_off or set(trial.nodes) & set(self.roll.silent()):
-            return
-        gone = sum(self.roll.seats[node].state == GONE for node in trial.nodes)
-        unseen = gone * trial.world_size // len(trial.nodes)
+        if trial is None or self._is_cut_off or self.roll.is_any_suspect(trial.nodes):
+            return  # of a node that is lost all others' ranks wait, which is no hang
+        unseen = self.roll.unseen(trial.nodes) * trial.world_size // len(trial.nodes)
         for finding in trial.judge(self._views(), at=now, unseen=unseen):
             self._note(finding)
             if finding.kind == "hang":
@@ -230,7 +247,11 @@ class Leader:
             elif finding.acted:
                 self.orders.give("leave", self.roll.live, attempt=trial.number)
 
-    def _end_hung(self, trial: Trial, finding: Finding) -> None:
+    def _need(self, nodes: frozenset[str]) -> None:
+        if self.trial is not None:
+            self.trial.needed = nodes
+
+    def _end_hung(self, trial: Trial, finding: AgentFinding) -> None:
         """Stacks of all ranks and the nodes' own account first: what is killed tells nothing."""
         trial.is_ending = True
         missing = {"stacks", "nodes"}
@@ -240,11 +261,12 @@ class Leader:
             if not missing:
                 self.end_ranks(trial.number, finding.why, lambda: None, grace_s=STUCK_GRACE_S)
 
-        live = self.roll.live
-        self.keeping.stacks(trial, live, lambda: kept("stacks"))
-        self.keeping.nodes(trial, live, COLLECT_S, lambda: kept("nodes"))
+        # A spare or a node that was given up has taken no part: what is old there would be blamed.
+        nodes = [node for node in self.roll.live if node in trial.nodes]
+        self.keeping.stacks(trial, nodes, lambda: kept("stacks"))
+        self.keeping.nodes(trial, nodes, COLLECT_S, lambda: kept("nodes"))
 
-    def _note(self, finding: Finding) -> None:
+    def _note(self, finding: AgentFinding) -> None:
         """A finding is on record before anything is done for it."""
         tell(finding.why)
         node = finding.nodes[0] if finding.nodes else self.me
@@ -299,7 +321,7 @@ class Leader:
             self._event(str(message["kind"]), node, **facts)
 
     def _standing(self) -> Message:
-        return {"attempt": self.trial.number if self.trial else 0, "deadline": self.deadline}
+        return {"attempt": self.trial.number if self.trial else 0}
 
     # The leader's own node, and small things.
 
@@ -342,21 +364,6 @@ class Leader:
                 host=seat.host, port=seat.port,
             )  # fmt: skip
 
-    def _ask_controller(self) -> Optional[bool]:
-        """What slurmctld's ping said last; asked anew, aside."""
-
-        def done(said: Optional[bool]) -> None:
-            self._controller_said, self._is_asking_controller = said, False
-
-        if not self._is_asking_controller:
-            self._is_asking_controller = True
-            self.loop.in_thread(self._controller, done)
-        return self._controller_said
-
-    def _hand_deadline(self) -> None:
-        number = self.trial.number if self.trial else 0
-        self.orders.give("deadline", attempt=number, at=self.deadline)
-
     def _tell_peers(self) -> None:
         seats = self.roll.seats.values()
         peers = {seat.name: [seat.host, seat.port] for seat in seats if seat.port}
@@ -371,3 +378,10 @@ class Leader:
         self.ledger.event(
             self.trial.paths, {"at": time.time(), "kind": kind, "node": node, **facts}
         )
+
+
+def _taken_back(layout: RunLayout) -> frozenset[str]:
+    try:
+        return taken_back(read_node_events(layout))
+    except OSError:
+        return frozenset()

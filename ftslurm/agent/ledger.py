@@ -86,10 +86,11 @@ class Ledger:
             act = self._todo.get()
             try:
                 act()
-            except OSError as error:
-                if str(error) not in self._told:
-                    self._told.add(str(error))
-                    warn(f"agent: not on record: {error}")
+            except Exception as error:  # noqa: BLE001 - nothing more would be on record, nor flushed
+                why = str(error) if isinstance(error, OSError) else repr(error)
+                if why not in self._told:
+                    self._told.add(why)
+                    warn(f"agent: not on record: {why}")
 
 
 def agents_json(paths: AttemptLayout) -> Path:

@@ -8,6 +8,7 @@ what a peer does: its link is closed and its owner told why.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import heapq
 import queue
@@ -26,7 +27,10 @@ TRUST_WITHIN_S = 5.0
 """A connection that has said nothing true by then is closed."""
 MAX_UNSENT_BYTES = 64 << 20
 """A peer that is further behind than this is given up."""
+PAUSE_S = 1.0
+"""No new connection is looked at for so long when there is no room for one."""
 _READ_BYTES = 1 << 18
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Owner(Protocol):
@@ -52,10 +56,6 @@ class Link:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.later(TRUST_WITHIN_S, self._distrust)
-
-    @property
-    def remote(self) -> str:
-        return str(self._sock.getpeername()[0])
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -145,7 +145,7 @@ class Loop:
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
         self._is_over = False
-        self._mistakes: set[str] = set()
+        self._told: set[str] = set()
 
     def listen(self, host: str, owner: Callable[[], Owner]) -> int:
         """Take connections on a free port; the port."""
@@ -156,27 +156,38 @@ class Loop:
         listener.setblocking(False)
 
         def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
+            while True:
+                try:
                     sock, _ = listener.accept()
-                    self._adopt(Link(self, sock, owner(), self.key, True))
+                except OSError as error:
+                    if error.errno in _NO_ROOM:
+                        # What waits stays readable, and would be tried again at once, for ever.
+                        self._selector.unregister(listener)
+                        self.later(PAUSE_S, look)
+                        self._tell_once(f"takes no connection for now: {error}")
+                    return
+                self._adopt(Link(self, sock, owner(), self.key, True))
 
-        self._selector.register(listener, selectors.EVENT_READ, accept)
+        def look() -> None:
+            self._selector.register(listener, selectors.EVENT_READ, accept)
+
+        look()
         return int(listener.getsockname()[1])
 
     def connect(
         self, host: str, port: int, owner: Owner, then: Callable[[Optional[Link], str], None]
     ) -> None:
-        """`then` is called with the link, or with None and why there is none."""
+        """`then` is called with the link, which may have closed meanwhile, or with None and why
+        there is none."""
 
         def work() -> Any:
             try:
                 return socket.create_connection((host, port), timeout=3.0)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a name that is none
                 return error
 
         def done(result: Any) -> None:
-            if isinstance(result, OSError):
+            if not isinstance(result, socket.socket):
                 then(None, str(result))
                 return
             link = Link(self, result, owner, self.key, False)
@@ -198,11 +209,19 @@ class Loop:
 
         self.later(interval_s, again)
 
-    def in_thread(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """`work` in a thread of its own, `done` with what it returns in this one."""
+    def in_thread(
+        self, work: Callable[[], Any], done: Callable[[Any], None], *, otherwise: Any = None
+    ) -> None:
+        """`work` in a thread of its own, `done` in this one, whatever happens: with what `work`
+        returns, or with `otherwise` when it raises."""
 
         def run() -> None:
-            result = work()
+            result = otherwise
+            try:
+                result = work()
+            except Exception:  # noqa: BLE001 - whoever waits for the answer would wait for ever
+                where = traceback.format_exc()
+                self.from_thread(lambda: self._tell_mistake(where))
             self.from_thread(lambda: done(result))
 
         threading.Thread(target=run, daemon=True).start()
@@ -229,10 +248,15 @@ class Loop:
         try:
             act()
         except Exception:  # noqa: BLE001 - an agent that dies of its own mistake guards nobody
-            where = traceback.format_exc()
-            if where not in self._mistakes:
-                self._mistakes.add(where)
-                tell(f"goes on after a mistake of its own, please report it:\n{where}")
+            self._tell_mistake(traceback.format_exc())
+
+    def _tell_mistake(self, where: str) -> None:
+        self._tell_once(f"goes on after a mistake of its own, please report it:\n{where}")
+
+    def _tell_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            tell(what)
 
     def wants_write(self, link: Link, wanted: bool) -> None:
         if wanted == (link in self._writing) or link.is_closed:

@@ -1,13 +1,15 @@
 """`python -m ftslurm.agent RUN`: lead or follow, by this node's place in the job.
 
-Ends when the leader says so, or when Slurm kills the step. TERM, USR1 and USR2 are for the ranks:
-an agent outlives the grace time beside them; the first one makes the leader ask for the end time.
+Ends when Slurm kills the step, and where nobody leads any more. TERM, USR1 and USR2 are for the
+ranks: an agent outlives the grace time beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
+from ftslurm.agent.aside import down_nodes
 from ftslurm.agent.ask import (
     KEY_BYTES,
     Address,
@@ -36,12 +39,12 @@ from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError
 from ftslurm.files import is_listed, write_json
 from ftslurm.run.attempts import claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.rank import STOP_SIGNALS
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.trust import require_own
-from ftslurm.scheduler import open_scheduler, read_end_time
+from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Scheduler
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 LEADER_WITHIN_S = 120.0
 """The batch node's own task may start late."""
 
@@ -89,28 +92,34 @@ def main(argv: Optional[list[str]] = None) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     options = parser.parse_args(argv)
-    stopped: list[int] = []
-    outlive_signals(stopped)
+    outlive_signals()
+    allow_many_files()
     layout = RunLayout(options.run)
     require_own(layout)
     agent = _who(layout, os.environ)
     try:
-        lead(agent, stopped) if agent.leads else follow(agent)
+        lead(agent) if agent.leads else follow(agent)
     except RunError as error:
         print(f"ftslurm: agent on {agent.node}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     return EXIT_OK
 
 
-def outlive_signals(stopped: list[int]) -> None:
-    """Note the first stop signal, and die of none."""
+def outlive_signals() -> None:
+    """A handler, since what is ignored stays ignored in the tools that are started."""
 
-    def note(number: int, frame: Optional[FrameType]) -> None:
-        if not stopped:
-            stopped.append(number)
+    def go_on(number: int, frame: Optional[FrameType]) -> None:
+        pass
 
     for number in STOP_SIGNALS:
-        signal.signal(number, note)
+        signal.signal(number, go_on)
+
+
+def allow_many_files() -> None:
+    """As many connections as may be: the soft limit is 1024 on many systems."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave_with_parent(loop: Loop) -> None:
@@ -125,31 +134,25 @@ def leave_with_parent(loop: Loop) -> None:
     loop.every(1.0, look)
 
 
-def lead(agent: Agent, stopped: list[int]) -> None:
+def lead(agent: Agent) -> None:
     key = os.urandom(KEY_BYTES)
     loop = Loop(key)
+    duty = Duty(agent.layout.root, agent.node, key, agent.environ)
     leader = Leader(
         loop,
-        Duty(agent.layout.root, agent.node, key, agent.environ),
+        duty,
         agent.layout,
         agent.record.spec.recovery,
         agent.nodes,
         controller=agent.scheduler.controller_alive,
-        end_time=lambda: read_end_time(agent.scheduler, agent.environ),
+        down=down_nodes,
         asked=answer,
     )
     port = leader.begin(agent.listen_on)
     _publish(agent, port, key)
     _take_up(agent, leader)
-    told: list[int] = []
-
-    def look_for_signal() -> None:
-        if stopped and not told:
-            told.append(stopped[0])
-            leader.told_to_stop()
-
-    loop.every(0.5, look_for_signal)
     leave_with_parent(loop)
+    loop.in_thread(duty.sweep, lambda _: None)
     late = LateCommits(agent.layout, agent.record, loop.in_thread, environ=agent.environ)
     loop.every(LOOK_S, lambda: late.look(leader.trial.number if leader.trial else None))
     loop.run()
@@ -163,7 +166,14 @@ def follow(agent: Agent) -> None:
     loop = Loop(address.key)
     duty = Duty(agent.layout.root, agent.node, address.key, agent.environ)
     succession = Succession(
-        agent.layout, agent.scheduler, agent.environ, agent.nodes, place, duty, address.key
+        agent.layout,
+        agent.scheduler,
+        agent.environ,
+        agent.nodes,
+        place,
+        duty,
+        address.key,
+        leave=lambda: loop.from_thread(loop.stop),
     )
     member = Member(
         loop,
@@ -175,6 +185,7 @@ def follow(agent: Agent) -> None:
     )
     member.begin()
     leave_with_parent(loop)
+    loop.in_thread(duty.sweep, lambda _: None)
     loop.run()
 
 
@@ -202,7 +213,12 @@ def _publish(agent: Agent, port: int, key: bytes) -> None:
     record = {"leader": agent.node, "host": agent.host, "port": port, "at": time.time()}
     write_json(
         address_file(agent.layout, agent.job_id),
-        {"schema_version": 1, **record, "restart_count": restart_count(agent.environ)},
+        {
+            "schema_version": 1,
+            **record,
+            "restart_count": restart_count(agent.environ),
+            "step_id": _step_id(agent.environ),
+        },
     )
 
 
@@ -219,14 +235,20 @@ def _take_up(agent: Agent, leader: Leader) -> None:
             leader.begin_attempt(number, attempt.nodes, tasks)
 
 
+def _step_id(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_STEP_ID", "")
+
+
 def _await_leader(agent: Agent) -> Address:
-    """Looked for with growing pauses, when this agent begins and never again."""
+    """Looked for with growing pauses, when this agent begins and never again. That of an earlier
+    start of the agents has died with it, or stays deaf to this one."""
+    own = (restart_count(agent.environ), _step_id(agent.environ))
     deadline = time.monotonic() + LEADER_WITHIN_S
-    pause_s, started = 0.2, restart_count(agent.environ)
+    pause_s = 0.2
     while time.monotonic() < deadline:
         if is_listed(address_file(agent.layout, agent.job_id)):
             address = read_address(agent.layout, agent.job_id)
-            if address is not None and address.restart_count == started:
+            if address is not None and (address.restart_count, address.step_id) == own:
                 return address
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, 5.0)

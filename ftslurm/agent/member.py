@@ -43,7 +43,6 @@ class Member:
         self.peers: dict[str, list[Any]] = {}
         """Node -> host and port of its agent."""
         self.attempt = 0
-        self.deadline: Optional[float] = None
         self.heard_at = time.monotonic()
         """The leader's newest word, first or second hand."""
         self._loop, self._duty, self._leader, self._host = loop, duty, leader, host
@@ -114,7 +113,6 @@ class Member:
     def _follow(self, message: Message) -> None:
         self.attempt = int(message.get("attempt") or 0)
         self._watch.begin(self.attempt)
-        self.deadline = message.get("deadline")
         self.peers.update(message.get("peers") or {})
 
     def _connect(self, place: Place) -> None:
@@ -124,7 +122,8 @@ class Member:
 
         def then(link: Optional[Link], why: str) -> None:
             self._is_connecting = False
-            self._next = link
+            # One that has closed by now has told us so before it was known here.
+            self._next = None if link is None or link.is_closed else link
             if link is not None:
                 link.send({"t": "hello", "node": self.me, "host": self._host, "port": self._port})
 
@@ -155,7 +154,7 @@ class Member:
         return time.monotonic() - self.heard_at < SILENT_S
 
     def _standing(self) -> Message:
-        return {"attempt": self.attempt, "deadline": self.deadline, "peers": self.peers}
+        return {"attempt": self.attempt, "peers": self.peers}
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -181,15 +180,9 @@ class Member:
 
     def _obey(self, order: Message) -> None:
         what = order["do"]
-        if what == "quit":
-            tell(f"{self.me} leaves, as the leader says")
-            self._loop.stop()
-            return
         if what == "begin":
             self.attempt = int(order["attempt"])
             self._watch.begin(self.attempt)
-        if what == "deadline":
-            self.deadline = float(order["at"])
 
         def done(result: dict[str, Any]) -> None:
             self._send_up({"t": "reply", "id": order["id"], "node": self.me, **result})

@@ -1,9 +1,10 @@
 """The processes of an attempt on this node: found, ended, and proved to be gone.
 
 A rank is known by its beat or by its environment (FTSLURM_RUN_DIR, FTSLURM_ATTEMPT, inside a job
-step), and named by pid and start, so that a pid used again is never taken for it. Never touches
-another user's process, an agent, a standby, the batch shell or what that shell runs; but the ranks'
-srun when asked for it.
+step of the job that FTSLURM_JOB_ID names), and named by pid and start, so that a pid used again is
+never taken for it. Never touches another user's process, one of another job that a rank has
+submitted, an agent, a standby, the batch shell or what that shell runs; but the ranks' srun when
+asked for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path, PurePath
 from typing import Callable, Optional
 
 from ftslurm.run.heartbeat import RankView
+from ftslurm.run.process_stat import process_stat
 from ftslurm.scheduler.process import ProcessName
 
 GRACE_S = 5.0
@@ -38,18 +40,24 @@ class Found:
     attempt: int
     argv: tuple[str, ...]
     is_in_step: bool
+    is_of_its_job: bool = True
+    """Of the job whose batch script began the attempt, not of one that was submitted from within
+    it, which inherits all its variables."""
 
     @property
     def is_rank(self) -> bool:
         """Or its child: a data loader, a container's tool. The batch script's own children have no
-        step; those of a job submitted from within a step have the variable, so it is not enough."""
-        program = PurePath(self.argv[0]).name if self.argv else ""
-        return self.is_in_step and program not in _LAUNCHERS and not self._is_ours
+        step."""
+        is_ranks = self.is_in_step and self.is_of_its_job
+        return is_ranks and self._program not in _LAUNCHERS and not self._is_ours
 
     @property
     def is_launcher(self) -> bool:
-        program = PurePath(self.argv[0]).name if self.argv else ""
-        return program == "srun" and not self._is_ours
+        return self._program == "srun" and self.is_of_its_job and not self._is_ours
+
+    @property
+    def _program(self) -> str:
+        return PurePath(self.argv[0]).name if self.argv else ""
 
     @property
     def _is_ours(self) -> bool:
@@ -79,7 +87,9 @@ def find(run_dir: Path, node: str, *, proc: Path = Path("/proc")) -> Iterator[Fo
         attempt = values.get(b"FTSLURM_ATTEMPT", b"")
         if name is not None and attempt.isdigit():
             words = tuple(map(os.fsdecode, argv))
-            yield Found(name, int(attempt), words, b"SLURM_STEP_ID" in values)
+            is_in_step = b"SLURM_STEP_ID" in values
+            is_of_its_job = values.get(b"FTSLURM_JOB_ID") == values.get(b"SLURM_JOB_ID")
+            yield Found(name, int(attempt), words, is_in_step, is_of_its_job)
 
 
 def ranks_of(
@@ -156,9 +166,9 @@ def _with_children(roots: set[ProcessName]) -> set[ProcessName]:
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            parent = _parent(folder)
-            if parent is not None:
-                children.setdefault(parent, []).append(int(folder.name))
+            found = process_stat(int(folder.name))
+            if found is not None:
+                children.setdefault(found.parent, []).append(int(folder.name))
     names, todo = set(roots), [name.pid for name in roots]
     while todo:
         for pid in children.get(todo.pop(), []):
@@ -167,11 +177,3 @@ def _with_children(roots: set[ProcessName]) -> set[ProcessName]:
                 names.add(name)
                 todo.append(pid)
     return names
-
-
-def _parent(folder: Path) -> Optional[int]:
-    try:
-        fields = folder.joinpath("stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1])

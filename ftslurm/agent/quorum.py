@@ -2,9 +2,10 @@
 
 With --no-kill, Slurm kills every step when the batch node is lost and lets the job idle to its
 limit (seen on 22.05 to 26.05). So the survivors requeue it, but only when a majority of the members
-agrees and slurmctld answers: those who are cut off themselves never act. The majority is counted as
-in silence.py, so that never both sides take themselves for the living one; in a job of two nodes
-there is only slurmctld to ask.
+agrees, or Slurm itself does not reach the batch node, and slurmctld answers: those who are cut off
+themselves do not act. The majority is counted as in silence.py, so that of two sides that see the
+same cut one takes itself for the living one; in a job of two nodes there is only slurmctld to ask,
+which may answer both.
 """
 
 from __future__ import annotations
@@ -35,28 +36,25 @@ def decide(
     nodes: Sequence[str],
     votes: Mapping[str, bool],
     *,
-    leader_refuses: bool = False,
-    controller: Optional[bool],
+    controller: Optional[bool] = None,
     node_is_down: Optional[bool] = None,
 ) -> Verdict:
     """`nodes`: of the job, the leader's first. `votes`: the members that answer us, and whether
-    they hear the leader. `leader_refuses`: its node answers and no agent listens there.
-    `controller`: slurmctld answers us. `node_is_down`: what Slurm itself says of the batch node.
+    they hear the leader. `controller`: slurmctld answers us. `node_is_down`: what Slurm itself says
+    of the batch node. Both need asking only by the lowest-named one.
     """
     leader, members = nodes[0], nodes[1:]
-    if leader_refuses:
-        return Verdict(WAIT, f"{leader} answers, its agent has ended: the batch script may live")
     hearing = [node for node, hears in votes.items() if hears]
     if hearing:
         return Verdict(WAIT, f"{min(hearing)} hears the leader, so {leader} lives")
+    agreeing = sorted({me, *votes})
+    actor = agreeing[0]
+    if actor != me:
+        return Verdict(YIELD, f"{leader} is silent to {actor} too, and it falls to {actor}", actor)
     if not controller:
         return Verdict(CUT_OFF, "slurmctld does not answer either: it may be us who are cut off")
-    agreeing = sorted({me, *votes})
     few = f"only {len(agreeing)} of {len(members)} members agree that {leader} is lost"
     if 2 * len(agreeing) <= len(members) and not node_is_down:
         return Verdict(CUT_OFF, few)
-    actor = agreeing[0]
     why = f"{leader}, the batch node, is lost: {len(agreeing)} of {len(members)} members agree"
-    if actor != me:
-        return Verdict(YIELD, why, actor)
     return Verdict(REQUEUE, f"{why}, and slurmctld answers", me)

@@ -85,11 +85,11 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AgentFinding:
     """Something the leader has found."""
 
     kind: str
-    """hang | straggler | slow_all | drift | node_lost | leader_lost | leftover"""
+    """hang | blocked | straggler | slow_all | drift | node_lost | leader_lost | leftover"""
     at: float
     since: float
     why: str
@@ -107,7 +107,7 @@ def status_record(
     leader: str,
     nodes: Mapping[str, Mapping[str, Any]],
     views: Iterable[RankView],
-    findings: Sequence[Finding],
+    findings: Sequence[AgentFinding],
 ) -> dict[str, Any]:
     """agents.json."""
     return {

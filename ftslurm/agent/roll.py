@@ -6,16 +6,28 @@ Finds out, by asking; what it means is judged in silence.py. Nothing is done to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ftslurm.agent.aside import Aside
 from ftslurm.agent.branch import SUSPECT_S
 from ftslurm.agent.report import GONE, LIVE, LOST
-from ftslurm.agent.silence import ALONE_S, BEHIND_S, NOTHING, SILENCE_S, Judgement, Silence, judge
+from ftslurm.agent.silence import (
+    ALONE_S,
+    BEHIND_S,
+    NOTHING,
+    SILENCE_S,
+    Judgement,
+    Silence,
+    is_most,
+    judge,
+)
 
 UNKNOWN = "unknown"
 """Its agent has not said a word yet."""
+HOP_S = 1.0
+"""Older is what comes through an inner member, which reports once a second."""
 ASK_AGAIN_S = 6.0
 """After observers were asked: their look takes up to duty.PROBE_S and its way."""
 OBSERVERS = 2
@@ -39,6 +51,8 @@ class Seat:
     """Its connection has ended: no need to wait until it counts as silent."""
     lost_at: Optional[float] = None
     """UTC seconds."""
+    is_down: bool = False
+    """Slurm does not reach it either."""
     sightings: dict[str, str] = field(default_factory=dict)
     asked_at: float = 0.0
 
@@ -47,11 +61,13 @@ class Seat:
         return self.has_left or now - max(self.seen_at, fair_from) >= limit_s
 
     def is_suspect(self, now: float, fair_from: float) -> bool:
-        return self.has_left or now - max(self.seen_at, fair_from) >= SUSPECT_S
+        limit_s = SUSPECT_S + (HOP_S if self.is_behind else 0.0)
+        return self.has_left or now - max(self.seen_at, fair_from) >= limit_s
 
 
 class Roll:
-    """`ask(observers, seat)` has observers look at a seat; they answer through `sighted`."""
+    """`ask(observers, seat)` has observers look at a seat; they answer through `sighted`.
+    `controller` says whether slurmctld answers, `down` which of the nodes it does not reach."""
 
     def __init__(
         self,
@@ -59,11 +75,13 @@ class Roll:
         me: str,
         *,
         ask: Callable[[list[str], Seat], None],
-        controller: Callable[[], Optional[bool]],
+        controller: Aside[bool],
+        down: Aside[frozenset[str]],
     ) -> None:
         self.seats = {name: Seat(name) for name in nodes}
         self.seats[me].state = LIVE
-        self._me, self._ask, self._controller = me, ask, controller
+        self._me, self._ask = me, ask
+        self._controller, self._down = controller, down
         self._fair_from = 0.0
         """Silence counts from here: before, this leader itself had not looked."""
 
@@ -71,6 +89,21 @@ class Roll:
     def live(self) -> list[str]:
         """Nodes whose agent runs, for all that is known: the leader's own too."""
         return [seat.name for seat in self.seats.values() if seat.state == LIVE]
+
+    def lost(self, nodes: Iterable[str]) -> list[Seat]:
+        """Those of `nodes` that are given up."""
+        return [seat for seat in self._seats(nodes) if seat.state == LOST]
+
+    def is_any_suspect(self, nodes: Iterable[str]) -> bool:
+        """Whether one of `nodes` may be about to be given up: what its ranks do is not known."""
+        return any(seat.state == LIVE and self.is_suspect(seat.name) for seat in self._seats(nodes))
+
+    def unseen(self, nodes: Iterable[str]) -> int:
+        """How many of `nodes` no agent reports on."""
+        return sum(seat.state != LIVE for seat in self._seats(nodes))
+
+    def _seats(self, nodes: Iterable[str]) -> list[Seat]:
+        return [self.seats[name] for name in nodes if name in self.seats]
 
     def came(self, name: str, host: str, port: int) -> bool:
         """An agent has said who it is; True when it had been given up, or is new here."""
@@ -127,20 +160,31 @@ class Roll:
         """Once a second: judge those that are silent, and have the others look at them."""
         now = time.monotonic()
         silent = self.silent()
-        judgement = self._judge(silent) if silent else Judgement(lost=self._lost_without_agent())
+        if silent:
+            judgement = self._judge(silent, now)
+        else:
+            self._controller.forget()
+            self._down.forget()
+            judgement = Judgement(lost=self._lost_without_agent())
         self._have_suspects_seen(now)
         return judgement
 
-    def _judge(self, silent: Sequence[str]) -> Judgement:
+    def _judge(self, silent: Sequence[str], now: float) -> Judgement:
         heard = sorted(set(self.live) - {*silent, self._me})
+        members = len(self.seats) - 1
+        down = (self._down.said(silent) if is_most(len(silent), members) else None) or frozenset()
+        seats = [self.seats[name] for name in silent]
         judgement = judge(
             self._me,
+            members,
             heard,
-            [Silence(name, self.seats[name].sightings) for name in silent],
-            controller=None if heard else self._controller(),
+            [Silence(one.name, one.sightings, now - one.seen_at) for one in seats],
+            controller=None if heard else self._controller.said(),
+            down=down,
         )
         for name in judgement.lost:
             self._give_up(name, LOST)
+            self.seats[name].is_down = name in down
         for name in judgement.gone:
             self._give_up(name, GONE)
         return judgement
@@ -148,7 +192,7 @@ class Roll:
     def _have_suspects_seen(self, now: float) -> None:
         others = [self.seats[name] for name in self.live if name != self._me]
         suspects = [seat for seat in others if seat.is_suspect(now, self._fair_from)]
-        if len(others) > 1 and 2 * len(suspects) > len(others):
+        if is_most(len(suspects), len(self.seats) - 1):
             return  # then it is this leader that is looked at
         doubted = {seat.name for seat in suspects}
         heard = [seat.name for seat in others if seat.name not in doubted]

@@ -1,13 +1,15 @@
 """Whose fault it is that a member is silent: its own, its node's, or the leader's. Pure.
 
-Nobody is lost by one witness. A leader that loses most of its members at once takes itself for cut
-off: then the others requeue the job (quorum.py, which counts the same majority from the other side)
-and this one ends nothing.
+Nobody is lost by one witness. A leader that loses most members of the job at once takes itself for
+cut off and ends nothing, unless Slurm itself does not reach them: then the others give the run its
+next job (quorum.py, which counts the same majority from the other side). What both sides hear and
+are told by Slurm is not of one moment, so that the two can still contradict each other; the run is
+then held together by its claims, not by this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -17,6 +19,8 @@ ALONE_S = 10.0
 """More in a job of two nodes, where nobody else can be asked: a machine under load is slow too."""
 BEHIND_S = 5.0
 """More for one that reports through an inner member: that one's death has to show first."""
+MUTE_S = 30.0
+"""A member that has not reported for so long is not watched, though its agent answers others."""
 
 # What a second observer has seen of a node.
 ANSWERS = "answers"
@@ -32,6 +36,7 @@ class Silence:
     node: str
     sightings: Mapping[str, str] = field(default_factory=dict)
     """Observer -> ANSWERS | REFUSES | NOTHING; the leader's own look under its own name."""
+    for_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,19 +48,29 @@ class Judgement:
     why: str = ""
 
 
+def is_most(count: int, members: int) -> bool:
+    """Whether so many that are silent at once put the leader in doubt, not themselves."""
+    return members > 1 and 2 * count > members
+
+
 def judge(
     leader: str,
+    members: int,
     heard: Sequence[str],
     silent: Sequence[Silence],
     *,
     controller: Optional[bool],
+    down: Collection[str] = (),
 ) -> Judgement:
-    """`heard`: members that are heard; those given up before are in neither list. `controller`:
-    whether slurmctld answers the leader; None: not asked yet."""
-    members = len(heard) + len(silent)
+    """`members`: how many the job has, the leader left out; those given up before are neither in
+    `heard` nor in `silent`. `controller`: whether slurmctld answers the leader; None: it is not
+    known. `down`: those that slurmctld, answering, says it does not reach."""
     if not silent:
         return Judgement()
-    if members > 1 and 2 * len(silent) > members:
+    if is_most(len(silent), members):
+        fallen = [one.node for one in silent if one.node in down]
+        if fallen:
+            return Judgement(lost=fallen)
         why = f"{len(silent)} of {members} members are silent at once"
         return Judgement(cut_off=True, why=f"{why}: it is this leader that is cut off")
     lost: list[str] = []
@@ -65,7 +80,8 @@ def judge(
         if REFUSES in seen:
             gone.append(one.node)
         elif ANSWERS in seen:
-            continue
+            if one.for_s > MUTE_S:
+                gone.append(one.node)
         elif leader in one.sightings and len(one.sightings) > 1:
             lost.append(one.node)
         elif leader in one.sightings and not heard:

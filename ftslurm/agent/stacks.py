@@ -19,11 +19,12 @@ from ftslurm.run.heartbeat import (
     UNSEEN,
     RankView,
     dump_signal,
+    is_private,
+    nccl_pipe,
     process_state,
     read_notes,
     stacks_file,
 )
-from ftslurm.run.stack_dump import nccl_pipe_stem
 
 DEADLINE_S = 5.0
 """A handler that has not begun by then will not: the process is stopped or in the kernel."""
@@ -40,6 +41,8 @@ def take_stacks(
 ) -> dict[int, str]:
     """By rank: all there is to say of it. Takes as long as the slowest answer, at most
     `deadline_s`."""
+    if not is_private(folder):
+        return {}
     began_at = {view.rank: _size(stacks_file(folder, view.rank)) for view in views}
     refusals = {view.rank: _ask(view, folder) for view in views}
     for view in views:
@@ -79,8 +82,8 @@ def _ask_nccl(folder: Path, rank: int) -> None:
     """Have the rank's NCCL write its record of collectives, where there is one (train/beats.py):
     its watchdog reads the pipe whatever the rank's Python does."""
     with contextlib.suppress(OSError):
-        path = f"{nccl_pipe_stem(folder)}{rank}.pipe"
-        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(nccl_pipe(folder, rank), flags)
         try:
             os.write(fd, b"1\n")
         finally:

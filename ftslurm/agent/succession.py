@@ -8,12 +8,14 @@ node and the old one cancelled; only where sbatch is refused is the old one requ
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
 from typing import Any, Optional
 
+from ftslurm.agent.aside import down_nodes
 from ftslurm.agent.ask import exchange
 from ftslurm.agent.duty import PROBE_S, Duty
 from ftslurm.agent.loop import tell
@@ -21,16 +23,17 @@ from ftslurm.agent.member import Member, Place
 from ftslurm.agent.quorum import REQUEUE, WAIT, Verdict, decide
 from ftslurm.agent.silence import ALONE_S, ANSWERS, REFUSES
 from ftslurm.agent.wire import WireError
+from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import FtslurmError, SchedulerError
 from ftslurm.files import is_listed, write_json
-from ftslurm.recovery.keep_out import keep_out_of_waiting
+from ftslurm.recovery.keep_out import keep_out_of_waiting, known_exclusions
 from ftslurm.recovery.next_job import move_on
-from ftslurm.recovery.successor import OwnJob
-from ftslurm.run.attempts import append_event
+from ftslurm.recovery.policy import REQUEUED
+from ftslurm.recovery.successor import OwnJob, follower_that_has_begun
+from ftslurm.run.attempts import append_event, claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.node_memory import EXCLUDED, FAULT, note_node
+from ftslurm.run.node_memory import FAULT, note_node
 from ftslurm.run.record import read_record
-from ftslurm.scheduler.accounting import read_nodes
 from ftslurm.scheduler.protocol import Scheduler
 from ftslurm.scheduler.sbatch import (
     environment_of_job,
@@ -41,6 +44,9 @@ AGAIN_S = 5.0
 FIRST_ASKED = 8
 """In a large job not everybody asks everybody: who finds a lower-named one that agrees leaves it to
 that one."""
+LEAVES_AFTER_S = 60.0
+"""The leader's agent has ended alone: when all members have left too, the batch loop starts them
+again, together with a new leader."""
 RECORDS_S = 5.0
 """Shared storage may be away with the node; the run's next job does not wait longer for it."""
 
@@ -48,7 +54,8 @@ _OWN_EXPORTS = ("FTSLURM_", "MASTER_")
 
 
 class Succession:
-    """One a member. `consider` is called every second while the leader is not heard."""
+    """One a member. `consider` is called every second while the leader is not heard; `leave`, from
+    any thread, ends this agent."""
 
     def __init__(
         self,
@@ -59,10 +66,15 @@ class Succession:
         leader: Place,
         duty: Duty,
         key: bytes,
+        *,
+        leave: Callable[[], None],
     ) -> None:
         self._layout, self._scheduler, self._environ = layout, scheduler, environ
         self._nodes, self._leader, self._duty, self._key = nodes, leader, duty, key
+        self._leave = leave
+        self._refused_since: Optional[float] = None
         self._next_at = 0.0
+        """math.inf: it has been done, by us, and the job ends within KillWait."""
         self._is_busy = False
         self._said = ""
 
@@ -72,32 +84,39 @@ class Succession:
         if len(self._nodes) == 2 and silent_s < ALONE_S:
             return
         self._is_busy = True
-        peers, attempt = dict(member.peers), member.attempt
+        peers = dict(member.peers)
 
         def work() -> None:
+            is_done = False
             try:
-                self._decide_and_act(peers, attempt)
-            except (FtslurmError, OSError) as error:
-                tell(f"{self._duty.node}: the leader is silent: {error}")
+                is_done = self._decide_and_act(peers)
+            except Exception as error:  # noqa: BLE001 - it is tried again, whatever it was
+                said = str(error) if isinstance(error, (FtslurmError, OSError)) else repr(error)
+                tell(f"{self._duty.node}: the leader is silent: {said}")
             finally:
-                self._next_at = time.monotonic() + AGAIN_S
+                self._next_at = math.inf if is_done else time.monotonic() + AGAIN_S
                 self._is_busy = False
 
         Thread(target=work, daemon=True).start()
 
-    def _decide_and_act(self, peers: Mapping[str, Sequence[Any]], attempt: int) -> None:
+    def _decide_and_act(self, peers: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether nothing is left to do."""
         verdict = self._verdict(peers)
         if verdict.why != self._said:
             self._said = verdict.why
             tell(f"{self._duty.node}: {verdict.why}: {verdict.action}")
         if verdict.action == REQUEUE:
-            self._give_next_job(attempt, verdict.why)
+            self._give_next_job(verdict.why)
+        return verdict.action == REQUEUE
 
     def _verdict(self, peers: Mapping[str, Sequence[Any]]) -> Verdict:
         _, host, port = self._leader
         seen = self._duty.probe(host, port)
         if seen not in (ANSWERS, REFUSES):
             seen = self._duty.probe(host, port)  # one look in vain is no proof
+        if seen == REFUSES:
+            return self._refused()
+        self._refused_since = None
         if seen == ANSWERS:
             return Verdict(WAIT, "the leader answers")
         others = {
@@ -111,14 +130,27 @@ class Succession:
             votes = self._ask(others)
         elif len(others) <= FIRST_ASKED:
             votes = {**votes, **self._ask({n: p for n, p in others.items() if n not in first})}
+        me, leader = self._duty.node, self._leader[0]
+        if min([me, *votes]) != me or any(votes.values()):
+            return decide(me, self._nodes, votes)  # a large job's members would all ask Slurm
+        down = down_nodes([leader])
         return decide(
-            self._duty.node,
+            me,
             self._nodes,
             votes,
-            leader_refuses=seen == REFUSES,
             controller=ask_controller(self._scheduler),
-            node_is_down=is_down_for_slurm(self._leader[0]),
+            node_is_down=None if down is None else leader in down,
         )
+
+    def _refused(self) -> Verdict:
+        """The leader's node is there, its agent is not."""
+        now = time.monotonic()
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if now - self._refused_since >= LEAVES_AFTER_S:
+            tell(f"{self._duty.node}: leaves, for the agents to be started again with a leader")
+            self._leave()
+        why = f"{self._leader[0]} answers, its agent has ended: the batch script may live"
+        return Verdict(WAIT, why)
 
     def _ask(self, places: Mapping[str, tuple[str, int]]) -> dict[str, bool]:
         """Whether the others hear the leader; who does not answer is not among them."""
@@ -126,8 +158,11 @@ class Succession:
         todo = list(places.items())
 
         def work() -> None:
-            while todo:
-                name, (host, port) = todo.pop()
+            while True:
+                try:
+                    name, (host, port) = todo.pop()
+                except IndexError:
+                    return
                 try:
                     said = exchange(host, port, self._key, {"t": "probe"}, PROBE_S)
                 except (OSError, WireError):
@@ -141,54 +176,56 @@ class Succession:
             thread.join()
         return votes
 
-    def _give_next_job(self, attempt: int, why: str) -> None:
+    def _give_next_job(self, why: str) -> None:
         if is_listed(self._layout.done):
             return
         record = read_record(self._layout)
         job = OwnJob.of(self._layout, record, self._scheduler, self._environ)
         job = dataclasses.replace(job, submit=_submit)
         lost = self._leader[0]
-        _within(RECORDS_S, lambda: self._put_on_record(attempt, lost, why))
+        reason = f"{why}; the run's next job is queued without it by {self._duty.node}"
+        _within(RECORDS_S, lambda: note_loss(job, lost, reason))
         try:
-            queued = move_on(job, attempt)
+            queued = move_on(job, without=[lost])
         except SchedulerError as error:
             tell(f"no new job could be queued ({error}): job {job.job_id} is requeued")
             job.scheduler.requeue(job.job_id, restart_count=job.restart_count)
-            keep_out_of_waiting(job, job.job_id, [lost], for_s=RECORDS_S)
+            names = sorted({*known_exclusions(job), lost})
+            keep_out_of_waiting(job, job.job_id, names, for_s=RECORDS_S)
             return
         tell(f"job {queued} goes on with the run, job {job.job_id} is cancelled: {why}")
 
-    def _put_on_record(self, attempt: int, lost: str, why: str) -> None:
-        paths = self._layout.attempt(attempt)
-        if attempt < 1:
-            return
-        reason = f"{why}; the run's next job is queued without it by {self._duty.node}"
-        for kind in (FAULT, EXCLUDED):
-            note_node(self._layout, kind, lost, attempt=attempt, cause="node", why=reason)
-        if is_listed(paths.decision_json):
-            return
-        decided = {"action": "requeued", "cause": "node", "reason": reason}
-        write_json(
-            paths.decision_json,
-            {
-                "schema_version": 1,
-                **decided,
-                "failures_in_a_row": 0,
-                "confidence": 1.0,
-                "blamed": {"node": lost, "gpu": None, "rank": None},
-                "evidence": [],
-                "exclude": [lost],
-                "wait_s": 0.0,
-                "decided_at": time.time(),
-            },
-        )
-        append_event(
-            paths,
-            "decided",
-            action=decided["action"],
-            cause=decided["cause"],
-            reason=reason,
-        )
+
+def note_loss(job: OwnJob, lost: str, reason: str) -> None:
+    """The fault of the batch node, and what follows the attempt that it has ended."""
+    if follower_that_has_begun(job) is not None:
+        return  # it was before that
+    newest = max(claimed_numbers(job.layout), default=0)
+    note_node(job.layout, FAULT, lost, attempt=newest, cause=NODE, why=reason, now=job.now)
+    if newest == 0:
+        return
+    attempt = read_attempt(job.layout, newest)
+    if (attempt.job_id, attempt.restart_count) != (job.job_id, job.restart_count):
+        return  # ours has not come to claim one
+    paths = job.layout.attempt(newest)
+    if is_listed(paths.decision_json):
+        return
+    decided = {"action": REQUEUED, "cause": NODE, "reason": reason}
+    write_json(
+        paths.decision_json,
+        {
+            "schema_version": 1,
+            **decided,
+            "failures_in_a_row": 0,
+            "confidence": 1.0,
+            "blamed": {"node": lost, "gpu": None, "rank": None},
+            "evidence": [],
+            "exclude": [lost] if lost in known_exclusions(job) else [],
+            "wait_s": 0.0,
+            "decided_at": job.now(),
+        },
+    )
+    append_event(paths, "decided", now=job.now, **decided)
 
 
 def _submit(arguments: Sequence[str]) -> str:
@@ -203,16 +240,6 @@ def ask_controller(scheduler: Scheduler) -> Optional[bool]:
         return scheduler.controller_alive()
     except SchedulerError:
         return None
-
-
-def is_down_for_slurm(node: str) -> Optional[bool]:
-    """Whether slurmctld reaches the node no more, known long before it gives it up; None: it does
-    not say."""
-    states = read_nodes([node]) or {}
-    if node not in states:
-        return None
-    state = states[node].state
-    return state.startswith("DOWN") or state.endswith("*") or "NOT_RESPONDING" in state
 
 
 def _within(seconds: float, act: Callable[[], None]) -> None:

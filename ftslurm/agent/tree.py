@@ -9,20 +9,13 @@ FLAT_UP_TO = 64
 """Nodes of a job in which all members report to the leader themselves."""
 
 
-def inner_nodes(nodes: Sequence[str]) -> list[str]:
-    """Members that others report to; `nodes[0]` leads. None in a small job.
-
-    About as many as each of them has children, so that nobody has more than some square root of the
-    job to listen to.
-    """
-    if len(nodes) <= FLAT_UP_TO:
-        return []
-    return list(nodes[1 :: _stride(nodes)])
-
-
 def parents(nodes: Sequence[str]) -> dict[str, str]:
-    """Node -> the inner member that it reports to; who is not in it reports to the leader itself,
-    as do the children of an inner member that is dead."""
+    """Node -> the inner member that it reports to; who is not in it reports to the leader,
+    `nodes[0]`, itself, as do the children of an inner member that is dead. Nobody in a small job.
+
+    There are about as many inner members as each of them has children, so that nobody has more than
+    some square root of the job to listen to.
+    """
     if len(nodes) <= FLAT_UP_TO:
         return {}
     stride, members = _stride(nodes), nodes[1:]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from ftslurm.agent.report import Finding
+from ftslurm.agent.report import AgentFinding
 from ftslurm.diagnosis.hang import HangLimits, HangMemory, hung
 from ftslurm.diagnosis.stragglers import STRAGGLER, StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
@@ -33,19 +33,23 @@ class Trial:
     world_size: int
     paths: AttemptLayout
     recovery: RecoverySpec
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AgentFinding] = field(default_factory=list)
     is_ending: bool = False
     """Its ranks are being ended, or have ended: nothing more is found."""
     is_collected: bool = False
     """The nodes' own account of themselves has been asked for."""
     is_leaving: bool = False
     """They have been asked to save and leave."""
+    last_views: list[RankView] = field(default_factory=list)
+    """Of ranks whose beats have been given back since."""
     hang_memory: HangMemory = field(default_factory=HangMemory)
+    needed: frozenset[str] = frozenset()
+    """Nodes that are not given up for being slow: the run has taken them back before."""
 
     def __post_init__(self) -> None:
         self._stragglers = Watcher(StragglerLimits.of(self.recovery))
 
-    def judge(self, views: Sequence[RankView], *, at: float, unseen: int = 0) -> list[Finding]:
+    def judge(self, views: Sequence[RankView], *, at: float, unseen: int = 0) -> list[AgentFinding]:
         """What one look at all ranks shows; `at`: seconds of a steady clock. Views are those of
         nodes that are heard; `unseen` ranks are on nodes where no agent runs any more."""
         if self.is_ending or not views:
@@ -68,26 +72,27 @@ class Trial:
         ranks: Sequence[int] = (),
         since: Optional[float] = None,
         acted: bool = False,
-    ) -> Finding:
+    ) -> AgentFinding:
         now = time.time()
-        finding = Finding(
+        finding = AgentFinding(
             kind, now, now if since is None else since, why, list(ranks), list(nodes), acted
         )
         self.findings.append(finding)
         return finding
 
-    def _slow(self, views: Sequence[RankView], at: float) -> list[Finding]:
+    def _slow(self, views: Sequence[RankView], at: float) -> list[AgentFinding]:
         """`evict: now` acts upon a straggler: its ranks save at a boundary and leave."""
         now = time.time()
         found = []
         for one in self._stragglers.observe(views, at=at):
-            acts = one.kind == STRAGGLER and self.recovery.evict == NOW and not self.is_leaving
-            self.is_leaving = self.is_leaving or acts
             ranks, nodes = list(one.ranks), sorted(set(one.nodes))
-            found.append(Finding(one.kind, now, now, one.why, ranks, nodes, acts))
+            acts = one.kind == STRAGGLER and self.recovery.evict == NOW and not self.is_leaving
+            acts = acts and not self.needed.issuperset(nodes)
+            self.is_leaving = self.is_leaving or acts
+            found.append(AgentFinding(one.kind, now, now, one.why, ranks, nodes, acts))
         return found
 
-    def _hang(self, views: Sequence[RankView], at: float, unseen: int) -> Optional[Finding]:
+    def _hang(self, views: Sequence[RankView], at: float, unseen: int) -> Optional[AgentFinding]:
         limits = HangLimits.of(self.recovery)
         found = hung(views, self.hang_memory, limits, at=at)
         # While a rank has no beat yet, the others wait for it: its start has a limit of its own.
@@ -95,12 +100,12 @@ class Trial:
             return None
         nodes = {view.rank: view.node for view in views}
         now = time.time()
-        return Finding(
-            "hang",
+        return AgentFinding(
+            "hang" if found.acts else "blocked",
             now,
             now - found.silent_s,
             found.why,
             list(found.culprits),
             sorted({nodes[rank] for rank in found.culprits if rank in nodes}),
-            acted=True,
+            acted=found.acts,
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from ftslurm.diagnosis.causes import (
@@ -25,10 +25,11 @@ from ftslurm.diagnosis.causes import (
     NODE,
     OOM_HOST,
     PREEMPTED,
+    STORAGE,
     STRAGGLER,
-    TIME_LIMIT,
     UNKNOWN,
 )
+from ftslurm.diagnosis.finding import OWNER, Clue, Facts, Finding
 from ftslurm.diagnosis.signatures import (
     ACCOUNTING,
     AGENT,
@@ -38,12 +39,11 @@ from ftslurm.diagnosis.signatures import (
     LOG,
     NODE_STATE,
     RANK_ERROR,
-    STANDSTILL,
     STATE,
     STEPD,
     TEXT,
     UNCLEAR,
-    WEAK,
+    WATCHED,
     Signature,
     Table,
     look_up,
@@ -66,7 +66,6 @@ from ftslurm.diagnosis.signatures_system import (
     NODE_STATES,
     SLURM_LINES,
 )
-from ftslurm.run.srun_lines import RankExit
 
 TABLE: Table = {
     RANK_ERROR: [*OURS, *NAMED, *DEATHS, *ECHOES, *MEETING, *TYPES, *ANY],
@@ -78,79 +77,12 @@ TABLE: Table = {
     KERNEL: KERNEL_LINES,
 }
 
-OWNER = "owner"
-OTHER = "other"
-
 _NODE_IS_TOLD = frozenset({NODE, GPU, HANG, STRAGGLER})
+_NODE_BY_KERNEL = frozenset({NETWORK_TRANSIENT, STORAGE})
 _SHOWN = 5
 _SENTENCE_CHARACTERS = 240
 _GPU_ADDRESS = re.compile(r"\b((?:[0-9a-fA-F]{4}|[0-9a-fA-F]{8}):[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 _JOB = re.compile(r"\bjob_(\d+)\b")
-
-
-@dataclass(frozen=True)
-class Clue:
-    """One line of text that somebody left, and where it is to be read."""
-
-    kind: str
-    """rank_error | log | launcher | accounting | node_state | agent | kernel"""
-    text: str
-    at: Optional[float] = None
-    """UTC seconds by the leader's clock; of a line without a time, when its file was last written.
-    """
-    rank: Optional[int] = None
-    node: Optional[str] = None
-    file: Optional[str] = None
-    line: Optional[int] = None
-    """From 1."""
-    context: str = ""
-    """The traceback that `text` ends, if it ends one."""
-    step: Optional[int] = None
-    """Of a rank's own record: steps it had trained."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of an attempt beside its texts."""
-
-    rc: int = 0
-    """Exit code of the launcher."""
-    term: bool = False
-    """The batch shell was told to end."""
-    done: bool = False
-    preempted: Optional[bool] = None
-    limit_passed: Optional[bool] = None
-    cancelled_by: Optional[str] = None
-    """owner | other; None: it was not cancelled, or nobody can say."""
-    step: Optional[int] = None
-    """Last step trained before the end; None: none, or it is not known."""
-    job_id: Optional[str] = None
-    nodes: Mapping[int, str] = field(default_factory=dict)
-    """Rank -> node."""
-    exits: Mapping[int, RankExit] = field(default_factory=dict)
-    """How each rank ended, as far as the launcher told."""
-    unasked: tuple[str, ...] = ()
-    """Sources that could not be asked, a sentence each."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    cause: str
-    """A word of causes.py."""
-    confidence: float
-    """0 to 1."""
-    blamed_rank: Optional[int]
-    blamed_node: Optional[str]
-    """Only where a node can be at fault (node, gpu, hang, straggler)."""
-    blamed_gpu: Optional[str]
-    """PCI address."""
-    clues: list[Clue]
-    """Those that decided, best first."""
-    sentence: str
-    blamed_nodes: tuple[str, ...] = ()
-    """All nodes of which the same was said; the first is blamed_node."""
-    signature: str = ""
-    """Name of the row that decided."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +114,7 @@ class _Reading:
 def classify(clues: Sequence[Clue], facts: Facts) -> Finding:
     """The cause of an attempt's end; `unknown` when nothing names one."""
     readings = [*_from_facts(facts), *filter(None, (_read(clue) for clue in clues))]
+    readings = _without_wrong_ranks(readings)
     roots = _roots(readings, facts)
     if not roots:
         return _nothing(readings, facts)
@@ -214,29 +147,36 @@ def _read(clue: Clue) -> Optional[_Reading]:
     return _Reading(clue, row, trust, TABLE[clue.kind].index(row), node, rank)
 
 
+def _without_wrong_ranks(readings: Sequence[_Reading]) -> list[_Reading]:
+    """In a step with a kill, srun calls whichever task of a node ends first `Out Of Memory` (seen):
+    a rank that has left a word of its own was not the one that was killed."""
+    spoke = {item.rank for item in readings if item.clue.kind == RANK_ERROR}
+
+    def is_wrong(item: _Reading) -> bool:
+        return item.row.cause == OOM_HOST and item.clue.kind == LAUNCHER and item.rank in spoke
+
+    return [replace(item, rank=None) if is_wrong(item) else item for item in readings]
+
+
 def _from_facts(facts: Facts) -> list[_Reading]:
     """What was asked of Slurm as a question of its own."""
-    said: list[tuple[str, str, int, float]] = []
+    said: list[tuple[str, str]] = []
     if facts.cancelled_by == OWNER:
-        said.append((CANCELLED_USER, "the job was cancelled by its owner", STATE, 0.95))
+        said.append((CANCELLED_USER, "the job was cancelled by its owner"))
     elif facts.cancelled_by is not None:
-        said.append((CANCELLED_ADMIN, "the job was cancelled by somebody else", STATE, 0.95))
+        said.append((CANCELLED_ADMIN, "the job was cancelled by somebody else"))
     if facts.preempted:
-        said.append((PREEMPTED, "the job was preempted (PreemptTime is set)", STATE, 0.95))
-    if facts.limit_passed:
-        # Of ranks that end late by themselves nobody can tell this from a failure.
-        trust = STATE if facts.term else WEAK
-        said.append((TIME_LIMIT, "the job's time limit has passed", trust, 0.9))
+        said.append((PREEMPTED, "the job was preempted (PreemptTime is set)"))
     return [
         _Reading(
             Clue(ACCOUNTING, text),
-            Signature(text, "", cause, "squeue", confidence),
-            trust,
+            Signature(text, "", cause, "squeue", 0.95),
+            STATE,
             place,
             None,
             None,
         )
-        for place, (cause, text, trust, confidence) in enumerate(said)
+        for place, (cause, text) in enumerate(said)
     ]
 
 
@@ -247,9 +187,9 @@ def _roots(readings: Sequence[_Reading], facts: Facts) -> list[_Reading]:
         for reading in readings
         if reading.clue.kind == RANK_ERROR and not reading.is_echo
     }
-    standstill = min(
+    found_at = min(
         (reading.clue.at for reading in readings
-         if reading.trust == STANDSTILL and reading.clue.at is not None),
+         if reading.trust == WATCHED and reading.clue.at is not None),
         default=math.inf,
     )  # fmt: skip
     kept = [
@@ -257,7 +197,7 @@ def _roots(readings: Sequence[_Reading], facts: Facts) -> list[_Reading]:
         for reading in readings
         if not reading.is_echo
         and not _is_repeated(reading, spoke)
-        and not _is_after(reading, standstill)
+        and not _is_after(reading, found_at)
         and not _is_of_another_job(reading, facts)
     ]
     return sorted(kept, key=lambda reading: reading.order)
@@ -268,10 +208,10 @@ def _is_repeated(reading: _Reading, spoke: set[Optional[int]]) -> bool:
     return reading.clue.kind == LOG and reading.trust >= HARDWARE and reading.rank in spoke
 
 
-def _is_after(reading: _Reading, standstill: float) -> bool:
-    """A rank's exception once the agents had begun to end the ranks of a standstill."""
+def _is_after(reading: _Reading, found_at: float) -> bool:
+    """A rank's exception once the agents had begun to end the ranks for what they found."""
     at = reading.clue.at
-    return HARDWARE < reading.trust <= UNCLEAR and at is not None and at > standstill
+    return HARDWARE < reading.trust <= UNCLEAR and at is not None and at > found_at
 
 
 def _is_of_another_job(reading: _Reading, facts: Facts) -> bool:
@@ -288,9 +228,6 @@ def _finding(readings: Sequence[_Reading], roots: Sequence[_Reading], facts: Fac
     if cause == UNKNOWN and root.clue.kind == LAUNCHER:
         root = _first_end(root, readings, roots)
     same = [root, *(item for item in roots if item.row.cause == cause and item is not root)]
-    nodes: tuple[str, ...] = ()
-    if cause in _NODE_IS_TOLD:
-        nodes = tuple(dict.fromkeys(filter(None, (_node(item, facts) for item in same))))
     gpus = [_gpu(reading.clue.text) for reading in same] if cause == GPU else []
     rank = next((item.rank for item in same if item.rank is not None), None)
     if cause in (NODE, GPU) and root.rank is None:
@@ -300,13 +237,29 @@ def _finding(readings: Sequence[_Reading], roots: Sequence[_Reading], facts: Fac
         cause=cause,
         confidence=_confidence(root, roots, facts),
         blamed_rank=rank,
-        blamed_node=nodes[0] if nodes else None,
+        blamed_node=_blamed_node(cause, same, facts),
         blamed_gpu=next(filter(None, gpus), None),
         clues=list(dict.fromkeys(shown))[:_SHOWN],
         sentence=_sentence(cause, root, facts),
-        blamed_nodes=nodes,
         signature=root.row.name,
+        is_of_one_node=_is_of_one_node(same, facts),
     )
+
+
+def _blamed_node(cause: str, same: Sequence[_Reading], facts: Facts) -> Optional[str]:
+    if cause in _NODE_IS_TOLD:
+        return next(filter(None, (_node(item, facts) for item in same)), None)
+    if cause not in _NODE_BY_KERNEL:
+        return None
+    # What the kernels of several nodes tell is no fault of one of them.
+    nodes = {_node(item, facts) for item in same if item.clue.kind == KERNEL}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def _is_of_one_node(same: Sequence[_Reading], facts: Facts) -> bool:
+    by_ranks = [item for item in same if item.clue.kind in (RANK_ERROR, LOG)] or same
+    told = {item.clue.node or _node(item, facts) for item in by_ranks}
+    return len(set(facts.nodes.values())) > 1 and len(told) == 1 and None not in told
 
 
 def _node(reading: _Reading, facts: Facts) -> Optional[str]:

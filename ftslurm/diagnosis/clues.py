@@ -14,15 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from ftslurm.diagnosis.classify import OTHER, OWNER, Clue, Facts, classify, is_telling
+from ftslurm.diagnosis.classify import classify, is_telling
+from ftslurm.diagnosis.finding import OTHER, OWNER, Clue, Facts
 from ftslurm.diagnosis.node_clues import kernel_clues
 from ftslurm.diagnosis.signatures import AGENT, LAUNCHER, NODE_STATE, RANK_ERROR
 from ftslurm.diagnosis.slurm_clues import Asked, accounting_clues, ask_slurm, node_state_clues
-from ftslurm.diagnosis.tails import log_clues, read_tail, time_in
-from ftslurm.errors import FormatError, FtslurmError
+from ftslurm.diagnosis.tails import (
+    CONTEXT_CHARACTERS,
+    TEXT_CHARACTERS,
+    log_clues,
+    read_tail,
+    time_in,
+)
+from ftslurm.errors import FtslurmError
 from ftslurm.files import read_json
-from ftslurm.run.attempts import Attempt, numbers, read_attempt, read_outcome, read_progress
+from ftslurm.run.attempts import (
+    Attempt,
+    node_of,
+    numbers,
+    read_attempt,
+    read_outcome,
+    read_progress,
+)
 from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.rank_errors import read_rank_errors
 from ftslurm.run.record import read_record
 from ftslurm.run.srun_lines import RankExit, parse_line
 from ftslurm.run.trouble import storage_trouble
@@ -39,15 +54,14 @@ LOG_BYTES = 2 << 20
 ALL_LOGS_BYTES = 16 << 20
 LEAST_LOG_BYTES = 16 << 10
 LAUNCHER_BYTES = 2 << 20
+LOGS_WHEN_SURE = 64
+"""Read at most, where what was heard before is decisive."""
 RECORDS_SHARE = 0.5
 """Of the time: 10,000 records on a slow file system must not keep the launcher from being heard."""
 
-_CONTEXT_CHARACTERS = 8000
-_TEXT_CHARACTERS = 2000
 _STEPD_NODE = re.compile(r"slurmstepd-([\w.-]+): |\bON ([\w.-]+) CANCELLED")
 _STEP_ID = re.compile(r"(?:StepId=|STEP )\d+\.(\d+)\b")
 _DECIDED = re.compile(r"ftslurm: attempt (\d+): ")
-_RANK_FILE = re.compile(r"rank-(\d+)\.json$")
 
 
 @dataclass
@@ -65,7 +79,6 @@ class _Gathering:
     steps: set[str] = field(default_factory=set)
     """Slurm's numbers of the ranks' job steps."""
     step: Optional[int] = None
-    is_done: bool = False
     clues: list[Clue] = field(default_factory=list)
     unasked: list[str] = field(default_factory=list)
 
@@ -121,13 +134,10 @@ def gather(
         _last_step(found)
     with found.source("logs"):
         _logs(found)
-    with found.source("DONE"):
-        found.is_done = layout.done.exists()
     preempted, cancelled_by = _slurm(found, asked)
     return found.clues, Facts(
         rc=rc,
         term=term,
-        done=found.is_done,
         preempted=preempted,
         cancelled_by=cancelled_by,
         step=found.step,
@@ -139,13 +149,13 @@ def gather(
 
 
 def _places(layout: RunLayout, attempt: Optional[Attempt]) -> dict[int, str]:
-    """srun fills one node after the other (its default distribution)."""
-    if attempt is None:
+    """Rank -> node."""
+    if attempt is None or not attempt.nodes:
         return {}
     per_node = attempt.tasks_per_node or read_record(layout).spec.cluster.tasks_per_node
     world = attempt.world_size or per_node * len(attempt.nodes)
-    places = (attempt.nodes[min(rank // per_node, len(attempt.nodes) - 1)] for rank in range(world))
-    return dict(enumerate(places)) if attempt.nodes else {}
+    places = ((rank, node_of(attempt.nodes, rank, per_node)) for rank in range(world))
+    return {rank: node or attempt.nodes[-1] for rank, node in places}
 
 
 def _agents(found: _Gathering) -> None:
@@ -191,7 +201,7 @@ def _launcher(found: _Gathering) -> None:
         if node is None and rank is not None:
             node = found.nodes.get(rank)
         at = time_in(text, year_of=written_at)
-        text = text[:_TEXT_CHARACTERS]
+        text = text[:TEXT_CHARACTERS]
         found.clues.append(Clue(LAUNCHER, text, at, rank, node, str(path), number))
 
 
@@ -225,32 +235,24 @@ def _launcher_lines(found: _Gathering) -> tuple[Path, list[tuple[int, str, float
 
 
 def _rank_errors(found: _Gathering) -> None:
-    until = time.monotonic() + RECORDS_SHARE * max(0.0, found.left_s)
-    paths = sorted(found.paths.ranks.glob("rank-*.json"))
-    # Those that the launcher heard of first, first.
-    order = {rank: place for place, rank in enumerate(found.exits)}
-    paths.sort(key=lambda path: order.get(_rank_of(path), len(order)))
-    for count, path in enumerate(paths):
-        if time.monotonic() > until:
-            found.unasked.append(f"{len(paths) - count} of {len(paths)} ranks' own records")
-            break
-        with found.source(path.name), contextlib.suppress(FormatError):
-            found.clues.append(_rank_error(found, path, read_json(path)))
-
-
-def _rank_of(path: Path) -> int:
-    match = _RANK_FILE.search(path.name)
-    return int(match[1]) if match else -1
+    """Those of ranks that the launcher heard of first, first."""
+    within_s = RECORDS_SHARE * max(0.0, found.left_s)
+    told = read_rank_errors(found.paths, within_s=within_s, first=list(found.exits))
+    for path, record in told.records:
+        with found.source(path.name):
+            found.clues.append(_rank_error(found, path, record))
+    if told.unread:
+        found.unasked.append(f"{told.unread} of {len(told.ranks)} ranks' own records")
 
 
 def _rank_error(found: _Gathering, path: Path, record: Mapping[str, Any]) -> Clue:
     message = str(record["message"])
     text = f"{record['type']}: {message}" if message else str(record["type"])
-    context = "".join(record.get("traceback") or [])[-_CONTEXT_CHARACTERS:]
+    context = "".join(record.get("traceback") or [])[-CONTEXT_CHARACTERS:]
     node, step = str(record["node"]), record.get("step")
     return Clue(
         RANK_ERROR,
-        text[:_TEXT_CHARACTERS],
+        text[:TEXT_CHARACTERS],
         found.by_leader(float(record["at"]), node),
         int(record["rank"]),
         node,
@@ -269,6 +271,8 @@ def _evidence(found: _Gathering) -> None:
             break
         with found.source(path.name):
             record = read_json(path)
+            if found.attempt is not None and record["node"] not in found.attempt.nodes:
+                continue  # it took no part
             offset = found.offsets.get(str(record["node"]), 0.0)
             clues, notes = kernel_clues(record, str(path), since=since, offset_s=offset)
             found.clues.extend(clues)
@@ -292,8 +296,10 @@ def _last_step(found: _Gathering) -> None:
 
 
 def _logs(found: _Gathering) -> None:
-    """First of the ranks that the launcher told of, in its order, then of the others."""
-    ranks = [*found.exits, *(rank for rank in found.nodes if rank not in found.exits)]
+    """First of those that promise most."""
+    ranks = _by_promise(found)
+    if len(ranks) > LOGS_WHEN_SURE and classify(found.clues, Facts()).confidence >= DECISIVE:
+        ranks = ranks[:LOGS_WHEN_SURE]
     budget = ALL_LOGS_BYTES
     each = max(LEAST_LOG_BYTES, min(LOG_BYTES, ALL_LOGS_BYTES // max(1, len(ranks))))
     for count, rank in enumerate(ranks):
@@ -306,6 +312,16 @@ def _logs(found: _Gathering) -> None:
             budget -= sum(map(len, tail.lines))
             node = found.nodes.get(rank)
             found.clues.extend(log_clues(tail, rank=rank, node=node, file=str(path)))
+
+
+def _by_promise(found: _Gathering) -> list[int]:
+    """All ranks. slurmstepd writes into the log of its node's first rank."""
+    firsts: dict[str, int] = {}
+    for rank, node in found.nodes.items():
+        firsts.setdefault(node, rank)
+    ended_first = list(found.exits)[: LOGS_WHEN_SURE // 4]
+    stepds = [firsts[found.nodes[rank]] for rank in ended_first if rank in found.nodes]
+    return list(dict.fromkeys([*ended_first, *stepds, *found.exits, *found.nodes]))
 
 
 def _slurm(found: _Gathering, asked: Optional[Asked]) -> tuple[Optional[bool], Optional[str]]:

@@ -1,57 +1,76 @@
-"""What ended an attempt, asked for within a deadline: the sources are read, then classified.
-
-Whatever goes wrong in it, the attempt is decided on: without a finding the count of failures alone
-does, and the decision says why there was none.
-"""
+"""What is told of an attempt's end, and what is found from it: the values of this room. Pure."""
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Optional
 
-from ftslurm.run.layout import RunLayout
+from ftslurm.run.srun_lines import RankExit
 
-if TYPE_CHECKING:
-    from ftslurm.diagnosis.classify import Finding
-    from ftslurm.scheduler.protocol import Scheduler
-
-DEADLINE_S = 5.0
-"""Slurm's accounting may need seconds, or not answer at all; the nodes are idle meanwhile."""
-IN_GRACE_S = 1.0
-"""Every second of it is needed to get the run's next job."""
-MARGIN_S = 1.0
+OWNER = "owner"
+OTHER = "other"
 
 
-def find(
-    layout: RunLayout,
-    number: int,
-    *,
-    scheduler: Optional[Scheduler],
-    rc: int,
-    term: bool,
-    deadline_s: float,
-) -> tuple[Optional[Finding], str]:
-    """The finding, and why there is none. `scheduler` None: Slurm is not asked."""
-    found: list[Finding] = []
-    errors: list[str] = []
+@dataclass(frozen=True)
+class Clue:
+    """One line of text that somebody left, and where it is to be read."""
 
-    def work() -> None:
-        # Late, and here: a module that cannot be loaded must not cost the decision.
-        try:
-            from ftslurm.diagnosis.classify import classify
-            from ftslurm.diagnosis.clues import gather
+    kind: str
+    """rank_error | log | launcher | accounting | node_state | agent | kernel"""
+    text: str
+    at: Optional[float] = None
+    """UTC seconds by the leader's clock; of a line without a time, when its file was last written.
+    """
+    rank: Optional[int] = None
+    node: Optional[str] = None
+    file: Optional[str] = None
+    line: Optional[int] = None
+    """From 1."""
+    context: str = ""
+    """The traceback that `text` ends, if it ends one."""
+    step: Optional[int] = None
+    """Of a rank's own record: steps it had trained."""
 
-            clues, facts = gather(
-                layout, number, scheduler=scheduler, rc=rc, term=term, deadline_s=deadline_s
-            )
-            found.append(classify(clues, facts))
-        except Exception as error:  # noqa: BLE001 - it is told, and the run goes on
-            errors.append(f"{type(error).__name__}: {error}")
 
-    # A read of a file system that is away cannot be ended; the process ends without this thread.
-    thread = threading.Thread(target=work, name="find", daemon=True)
-    thread.start()
-    thread.join(deadline_s + MARGIN_S)
-    if found:
-        return found[0], ""
-    return None, errors[0] if errors else f"it took longer than {deadline_s + MARGIN_S:.0f} s"
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an attempt beside its texts."""
+
+    rc: int = 0
+    """Exit code of the launcher."""
+    term: bool = False
+    """The batch shell was told to end."""
+    preempted: Optional[bool] = None
+    cancelled_by: Optional[str] = None
+    """owner | other; None: it was not cancelled, or nobody can say."""
+    step: Optional[int] = None
+    """Last step trained before the end; None: none, or it is not known."""
+    job_id: Optional[str] = None
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> node."""
+    exits: Mapping[int, RankExit] = field(default_factory=dict)
+    """How each rank ended, as far as the launcher told."""
+    unasked: tuple[str, ...] = ()
+    """Sources that could not be asked, a sentence each."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    cause: str
+    """A word of causes.py."""
+    confidence: float
+    """0 to 1."""
+    blamed_rank: Optional[int]
+    blamed_node: Optional[str]
+    """Only where a node can be at fault: node, gpu, hang, straggler; of network and storage, where
+    the kernel of one node alone tells of it."""
+    blamed_gpu: Optional[str]
+    """PCI address."""
+    clues: list[Clue]
+    """Those that decided, best first."""
+    sentence: str
+    signature: str = ""
+    """Name of the row that decided."""
+    is_of_one_node: bool = False
+    """Of an attempt's several nodes only one told of it: it may lie in what that node alone has."""

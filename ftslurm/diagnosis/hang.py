@@ -2,18 +2,20 @@
 
 All ranks train in step, so a hang is that nobody has given a sign of life (a step, a phase, a
 collective) for longer than this run's own steps explain. Whoever is in a phase that has no steps
-has that phase's limit, and as long as it keeps within that, nobody hangs. What is not known is not
-blamed: a rank that has never beaten is no finding, and without a culprit there is none named.
+has that phase's limit, and as long as it keeps within that, nobody hangs; whoever is blocked in the
+kernel has a save's, and is told of before. What is not known is not blamed: a rank that has never
+beaten is no finding, and without a culprit there is none named.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from ftslurm.run.heartbeat import COMPILING, EVALUATING, LEAVING, TRAINING, RankView
+from ftslurm.run.heartbeat import COMPILING, EVALUATING, LEAVING, SAVING, TRAINING, RankView
 from ftslurm.run.spec import RecoverySpec
 
 AWAY_S = 5.0
@@ -21,6 +23,9 @@ AWAY_S = 5.0
 were the ranks: what happened meanwhile is held against nobody."""
 EARLY_S = 1.0
 """Taken off the limit, as much as a look may come late, so that it is kept and not exceeded."""
+STILL_IN_KERNEL_S = 3.0
+"""So long after a rank was last seen in state D it counts as blocked there: between one call that
+storage holds up and the next it may be seen running."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,15 @@ class HangMemory:
     usual_step_s: float = 0.0
     """Of the run so far; the attempt before may lend its own."""
     has_seen_waiting: bool = False
-    """Whether a rank has ever been seen inside a collective. NCCL's return to the host at once."""
+    """Whether a rank has ever been seen inside a collective: these ranks tell of them."""
     stopped_since: dict[int, float] = field(default_factory=dict)
     looked_at: Optional[float] = None
     fair_from: float = 0.0
     """Silence counts from here at the earliest."""
+    in_kernel_at: dict[int, float] = field(default_factory=dict)
+    """Rank -> when it was last seen blocked in the kernel, outside of a collective."""
+    has_told_of_kernel: bool = False
+    """Since somebody last advanced."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class HangFinding:
     """Whom the others wait for; empty where that cannot be told."""
     why: str
     silent_s: float
+    acts: bool = True
+    """Whether the attempt is to be ended; else it is to be known."""
 
 
 def hung(
@@ -76,18 +87,24 @@ def hung(
     silent_s = min(min(view.age_s for view in views), fair_s)
     frozen = [rank for rank, since in memory.stopped_since.items() if at - since >= limit_s]
     if not frozen:
-        # Nobody waits for anybody: an evaluation that nobody has marked as one.
-        unmarked = memory.has_seen_waiting and _all_compute(views)
+        unmarked = memory.has_seen_waiting and _is_unmarked(views)
         for view in views:
             own_limit_s = _limit_s(view, memory, limits, unmarked=unmarked)
             if own_limit_s is None or min(_silence_s(view), fair_s) < own_limit_s:
+                memory.has_told_of_kernel = False
                 return None
     culprits, reasons = blame(views)
+    acts = not _is_storage(views, memory, limits, silent_s, at)
+    if not acts:
+        if memory.has_told_of_kernel:
+            return None
+        memory.has_told_of_kernel = True
     return HangFinding(
         ranks=tuple(view.rank for view in views),
         culprits=culprits,
-        why=_sentence(silent_s, memory, reasons),
+        why=_sentence(silent_s, memory, reasons) + _advice(views, culprits),
         silent_s=silent_s,
+        acts=acts,
     )
 
 
@@ -190,6 +207,8 @@ def _remember(views: Sequence[RankView], memory: HangMemory, at: float) -> None:
     usual = sorted(view.usual_step_s for view in views if view.usual_step_s > 0)
     if usual:
         memory.usual_step_s = usual[(len(usual) - 1) // 2]
+    for view, _ in _in_kernel(views):
+        memory.in_kernel_at[view.rank] = at
     memory.has_seen_waiting |= any(view.in_collective for view in views)
     stopped = {view.rank for view, _ in _stopped(views)}
     for rank in set(memory.stopped_since) - stopped:
@@ -214,8 +233,30 @@ def _limit_s(
     return limits.phase_limit_s.get(phase) or None
 
 
-def _all_compute(views: Sequence[RankView]) -> bool:
-    return all(view.proc_state == "R" and not view.in_collective for view in views)
+def _is_unmarked(views: Sequence[RankView]) -> bool:
+    """Nobody waits for anybody, and nobody has been where another has not: an evaluation, say, that
+    nobody has marked as one. Where devices wait, the hosts look like this in every hang."""
+    first = views[0]
+    return all(
+        not view.in_collective
+        and not view.devices_wait
+        and view.alive
+        and view.collective_seq == first.collective_seq
+        for view in views
+    )
+
+
+def _is_storage(
+    views: Sequence[RankView], memory: HangMemory, limits: HangLimits, silent_s: float, at: float
+) -> bool:
+    """Whom the others wait for is blocked in the kernel, as a file system that fails over blocks
+    for a minute whoever writes: it has as long as a save."""
+    limit_s = limits.phase_limit_s.get(SAVING) or math.inf
+    if silent_s >= limit_s or _gone(views) or _stopped(views):
+        return False
+    since = at - STILL_IN_KERNEL_S
+    outside = [view for view in views if not view.in_collective]
+    return any(memory.in_kernel_at.get(view.rank, -math.inf) >= since for view in outside)
 
 
 def _silence_s(view: RankView) -> float:
@@ -232,6 +273,14 @@ def _sentence(silent_s: float, memory: HangMemory, reasons: Sequence[str]) -> st
     usual = f" (a step usually takes {memory.usual_step_s:.2g} s)" if memory.usual_step_s else ""
     more = f"; and {len(reasons) - 4} more" if len(reasons) > 4 else ""
     return f"no rank has advanced for {silent_s:.1f} s{usual}: {'; '.join(reasons[:4])}{more}"
+
+
+def _advice(views: Sequence[RankView], culprits: Sequence[int]) -> str:
+    """For a loop that is at work on something that it has not named."""
+    at_work = [view for view in views if view.rank in culprits or not culprits]
+    if not all(view.phase == TRAINING and view.proc_state == "R" for view in at_work):
+        return ""
+    return "; if that is an evaluation, put it into `with session.evaluating():`"
 
 
 def _ranks(views: Sequence[RankView]) -> str:

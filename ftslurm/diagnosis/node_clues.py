@@ -1,6 +1,8 @@
 """What a node kept of itself (agent/collect.py), as clues: its kernel's lines and its GPUs' state.
 
-Pure. Of the kernel log only the attempt's own time counts: an Xid of last week is none of its.
+Pure. Of the kernel log only what came in the attempt's own time counts: an Xid of last week is none
+of its, and a line of which nobody can say when it came is left out. The state of a GPU is that of
+the moment at which it was asked.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
-from ftslurm.diagnosis.classify import Clue, is_telling
+from ftslurm.diagnosis.classify import is_telling
+from ftslurm.diagnosis.finding import Clue
 from ftslurm.diagnosis.signatures import KERNEL
 
 BEFORE_S = 5.0
 """A line this much older than the attempt still counts: clocks, and the claim's own time."""
+DRIFT = 20e-6
+"""By which the kernel log's clock may go off the time of day, which nothing sets right there."""
 
 _DMESG = re.compile(r"^\[\s*(\d+\.\d+)\]\s*(.*)")
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})")
@@ -26,11 +31,14 @@ def kernel_clues(
     node = str(record["node"])
     probes = record.get("probes") or {}
     clues = []
-    for at, text in _kernel_lines(record, probes):
+    after, slack_s = record.get("kernel_after"), _slack_s(record)
+    for seq, at, text in _kernel_lines(record, probes):
         by_leader = None if at is None else at - offset_s
-        if by_leader is not None and by_leader < since - BEFORE_S:
-            continue
-        if is_telling(KERNEL, text):
+        if after is not None and seq is not None:
+            is_new = seq > after
+        else:
+            is_new = by_leader is not None and by_leader >= since - slack_s
+        if is_new and is_telling(KERNEL, text):
             clues.append(Clue(KERNEL, text, by_leader, node=node, file=file))
     at = float(record["at"]) - offset_s
     for text in _gpu_lines(str((probes.get("nvidia-smi") or {}).get("text") or "")):
@@ -44,20 +52,27 @@ def kernel_clues(
     return clues, notes
 
 
+def _slack_s(record: Mapping[str, Any]) -> float:
+    boot_at = record.get("boot_at")
+    up_s = 0.0 if boot_at is None else max(0.0, float(record["at"]) - float(boot_at))
+    return BEFORE_S + DRIFT * up_s
+
+
 def _kernel_lines(
     record: Mapping[str, Any], probes: Mapping[str, Any]
-) -> Iterator[tuple[Optional[float], str]]:
+) -> Iterator[tuple[Optional[int], Optional[float], str]]:
+    """Number, UTC seconds by the node and text of each."""
     kernel = record.get("kernel") or []
     if kernel:
         for line in kernel:
-            yield line.get("at"), str(line.get("text", ""))
+            yield line.get("seq"), line.get("at"), str(line.get("text", ""))
         return
     boot_at = record.get("boot_at")
     for text in str((probes.get("dmesg") or {}).get("text") or "").splitlines():
         found = _DMESG.match(text)
         if found is None:
             continue
-        yield (None if boot_at is None else boot_at + float(found[1])), found[2]
+        yield None, (None if boot_at is None else boot_at + float(found[1])), found[2]
 
 
 def _gpu_lines(text: str) -> Iterator[str]:

@@ -37,7 +37,7 @@ SOMEBODYS = 42
 """The kernel's word on a process of the node that may be another job's."""
 UNCLEAR = 44
 """An exception that no row knows: it may be the consequence of a known one."""
-STANDSTILL = 46
+WATCHED = 46
 """What agents found while no rank had ended."""
 KILLED_FIRST = 48
 """The first rank to end was killed by somebody unknown."""
@@ -48,7 +48,7 @@ WEAK = 60
 LAST = 70
 """An exit code and not a word."""
 
-_BY_KIND = {ACCOUNTING: STATE, LAUNCHER: STEPD, NODE_STATE: WEAK, AGENT: STANDSTILL,
+_BY_KIND = {ACCOUNTING: STATE, LAUNCHER: STEPD, NODE_STATE: WEAK, AGENT: WATCHED,
             KERNEL: HARDWARE, RANK_ERROR: RANK, LOG: TEXT}  # fmt: skip
 
 # A library's guess at a cause is no sign of it (NVRx TAXONOMY.md: advice is no anchor).

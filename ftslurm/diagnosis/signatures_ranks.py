@@ -276,8 +276,9 @@ TYPES = [
     Signature("type", rf"^(\w+\.)*({_TYPES})\b", CODE, _NVRX, 0.85),
 ]
 
-ANY = [Signature("any exception", r"^\S", CODE, "judgement", 0.5, trust=UNCLEAR)]
-"""What a rank wrote down as its end is one, whatever its name."""
+ANY = [Signature("any exception", r"^\S", CODE, "judgement", 0.4, trust=UNCLEAR)]
+"""What a rank wrote down as its end is one, whatever its name; much of it passes, like a download
+that failed, so that a first one alone does not end a run."""
 
 ANY_IN_LOG = [
     Signature(

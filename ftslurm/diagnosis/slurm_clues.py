@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ftslurm.diagnosis.classify import Clue
+from ftslurm.diagnosis.finding import Clue
 from ftslurm.diagnosis.signatures import ACCOUNTING, NODE_STATE
 from ftslurm.errors import SchedulerError
 from ftslurm.run.attempts import Attempt

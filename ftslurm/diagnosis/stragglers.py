@@ -133,10 +133,14 @@ class Watcher:
             is_long = is_plain and own_s > factor * usual_s
             lasts = self._lasts(view, at, is_there=is_long)
             if is_work or (is_long and (cpu_s >= WORK_SHARE * own_s or lasts)):
-                found[view.rank] = (
-                    f"computes {own_s:.3g} s a step of its own, {own_s / usual_s:.1f} times the "
-                    f"ranks' median of {usual_s:.3g} s{_on_processor(cpu_s, own_s, usual_cpu_s)}"
-                )
+                by_clock = f"computes {own_s:.3g} s a step of its own, {_times(own_s, usual_s)}"
+                if is_long:
+                    found[view.rank] = by_clock + _on_processor(cpu_s, own_s, usual_cpu_s)
+                else:
+                    found[view.rank] = (
+                        f"works {cpu_s:.3g} s a step on a processor, {_times(cpu_s, usual_cpu_s)}; "
+                        f"by the clock it {by_clock}"
+                    )
         return found
 
     def _lasts(self, view: RankView, at: float, *, is_there: bool) -> bool:
@@ -269,6 +273,11 @@ def _on_processor(cpu_s: float, own_s: float, usual_cpu_s: float) -> str:
     if usual_cpu_s <= 0:
         return ""
     return f", on a processor {cpu_s / usual_cpu_s:.1f} times the median"
+
+
+def _times(value_s: float, usual_s: float) -> str:
+    times = f"{value_s / usual_s:.1f} times " if usual_s > 0 else "against "
+    return f"{times}the ranks' median of {usual_s:.3g} s"
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, TypeVar
 
-from ftslurm.diagnosis.classify import Clue, is_telling
+from ftslurm.diagnosis.classify import is_telling
+from ftslurm.diagnosis.finding import Clue
 from ftslurm.diagnosis.signatures import LOG
 
 _Item = TypeVar("_Item")
@@ -23,8 +24,8 @@ _Item = TypeVar("_Item")
 MOST_CLUES = 60
 MOST_LOOKED_AT = 400
 """Of one log; of more the first fifth and the last ones."""
-_TEXT_CHARACTERS = 2000
-_CONTEXT_CHARACTERS = 8000
+TEXT_CHARACTERS = 2000
+CONTEXT_CHARACTERS = 8000
 _MESSAGE_LINES = 8
 """Of an exception whose message goes on: NCCL's last error is some lines below its type."""
 
@@ -101,11 +102,11 @@ def _pieces(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
             if end is not None:
                 message = _message(lines, end)
                 context = "\n".join(lines[index : end + 1])
-                yield end, "\n".join(message)[:_TEXT_CHARACTERS], context[-_CONTEXT_CHARACTERS:]
+                yield end, "\n".join(message)[:TEXT_CHARACTERS], context[-CONTEXT_CHARACTERS:]
                 index = end + len(message)
                 continue
         elif line.strip() and _PERHAPS.search(line):
-            yield index, line[:_TEXT_CHARACTERS], ""
+            yield index, line[:TEXT_CHARACTERS], ""
         index += 1
 
 

@@ -118,7 +118,7 @@ def parse_history(record: Any) -> History:
         numbers = [one.at for one in past]
         for one in streaks.values():
             numbers += [one.reads, one.since, one.last]
-        texts = [text for one in past for text in (one.what, one.bus, one.key)]
+        texts = [text for one in past for text in (one.what, one.bus, one.key, one.user)]
     except (TypeError, KeyError, AttributeError, IndexError):
         return History()
     is_whole = all(isinstance(number, (int, float)) for number in numbers)

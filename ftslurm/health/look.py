@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Union
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
 
 from ftslurm.errors import FormatError
 from ftslurm.health.child import Ended, run_function
@@ -26,7 +26,10 @@ class Emitter:
 
     def emit(self, thing: Union[Gpu, Signal, Failure]) -> None:
         name = {Gpu: "gpus", Signal: "signals", Failure: "failures"}[type(thing)]
-        self._line({name: asdict(thing)})
+        record = dict(vars(thing))  # asdict, which copies deeply, is most of the time of a look
+        if record.get("gpu") is not None:
+            record["gpu"] = vars(record["gpu"])
+        self._line({name: record})
 
     def calling(self, call: str) -> None:
         self._line({"calling": call})
@@ -45,6 +48,9 @@ class Parts:
     failures: list[Failure] = field(default_factory=list)
     last_call: str = ""
     """The call it was in at its end."""
+    abandoned: Optional[tuple[int, str]] = None
+    """Pid and start of a child that cannot be killed: look again only when `child.is_running` says
+    that it is gone."""
 
 
 def look_in_child(
@@ -58,6 +64,8 @@ def look_in_child(
     ended = run_function(body, deadline_s=deadline_s)
     parts = parse_lines(ended.stdout)
     call = f" in {parts.last_call}" if parts.last_call else ""
+    if ended.is_abandoned:
+        parts.abandoned = (ended.pid, ended.start_ticks)
     if ended.is_late:
         parts.failures.append(
             Failure(source, f"{source} did not answer within {deadline_s:g} s{call}")

@@ -22,6 +22,8 @@ from ftslurm.health.signals import Gpu, Signal, Value, normal_bus
 
 SOURCE = "nvml"
 
+_HANDLE = "nvmlDeviceGetHandleByIndex_v2"
+
 # Function, its two integers, kind.
 _ECC_COUNTERS = (
     (n.MEMORY_ERROR_TYPE_UNCORRECTED, n.VOLATILE_ECC, n.MEMORY_LOCATION_DRAM,
@@ -137,7 +139,7 @@ class _Look:
             bus = normal_bus(pci.busId.decode(errors="replace")) if not code_bus else ""
         self.gpu = Gpu(index, uuid, bus)
         self.emitter.emit(self.gpu)
-        if self.works(code, "nvmlDeviceGetHandleByIndex_v2"):
+        if self.works(code, _HANDLE):
             self.works(code_bus, "nvmlDeviceGetPciInfo_v3")
             self.memory(device)
             self.remaps(device)
@@ -155,7 +157,9 @@ class _Look:
             n.ERROR_RESET_REQUIRED: (s.RESET_REQUIRED, True, ""),
             n.ERROR_CORRUPTED_INFOROM: (s.INFOROM_CORRUPTED, True, ""),
         }.get(code, (s.NVML_ERROR, code, call))
-        if code not in n.ABSENT and (kind, where) not in self.told:
+        # To a field or an enum younger than itself a driver says INVALID_ARGUMENT.
+        is_absent = code in n.ABSENT or (code == n.ERROR_INVALID_ARGUMENT and call != _HANDLE)
+        if not is_absent and (kind, where) not in self.told:
             self.told.add((kind, where))
             self.say(kind, value, where=where, text=call)
         return False
@@ -264,9 +268,7 @@ class _Look:
         code, values = self.nvml.fields(device, list(_FIELDS))
         self.works(code, "nvmlDeviceGetFieldValues")
         for field, (field_code, value) in values.items():
-            # A driver says INVALID_ARGUMENT to a field that is younger than itself.
-            known = field_code != n.ERROR_INVALID_ARGUMENT
-            if known and self.works(field_code, f"nvmlDeviceGetFieldValues({field[0]})"):
+            if self.works(field_code, f"nvmlDeviceGetFieldValues({field[0]})"):
                 self.say(_FIELDS[field], value)
         name = "nvmlDeviceGetPersistenceMode"
         code, mode = self.nvml.number(name, device)

@@ -139,6 +139,11 @@ class Gpu:
     uuid: str
     bus: str
 
+    @property
+    def place(self) -> str:
+        """The bus; its number for one too far gone to tell its bus."""
+        return self.bus or f"gpu{self.index}"
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -158,7 +163,7 @@ class Signal:
     @property
     def place(self) -> tuple[str, str, Optional[int], str]:
         """What makes two readings those of one counter. A kernel message names the bus alone."""
-        return (self.kind, self.gpu.bus if self.gpu else "", self.link, self.where)
+        return (self.kind, self.gpu.place if self.gpu else "", self.link, self.where)
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class Failure:
     """What could not be read: neither healthy nor sick."""
 
     source: str
-    """`nvml`, `kernel_log`, `rdma`, ... : the same from one probe to the next."""
+    """`nvml`, `kernel_log`, `sysfs`, ... : the same from one probe to the next."""
     text: str
 
 
@@ -222,22 +227,38 @@ def parse_reading(record: Mapping[str, Any]) -> Reading:
     for signal in reading.signals:
         if not _is_signal(signal):
             raise FormatError(_not_a_reading(f"{signal!r:.200}"))
-    if not isinstance(reading.at, (int, float)) or not isinstance(reading.boot_id, str):
+    texts = [reading.boot_id, reading.host, reading.context, reading.job, reading.user]
+    texts += [text for failure in reading.failures for text in (failure.source, failure.text)]
+    if not (
+        _is_number(reading.at) and all(map(_is_text, texts)) and all(map(_is_gpu, reading.gpus))
+    ):
         raise FormatError(_not_a_reading(f"taken at {reading.at!r:.50}"))
     return reading
 
 
 def _is_signal(signal: Signal) -> bool:
-    gpu = signal.gpu
-    texts = [signal.text, signal.where] + ([gpu.bus, gpu.uuid] if gpu else [])
-    numbers = [signal.at, signal.link, signal.count, gpu.index if gpu else None]
+    numbers = [one for one in (signal.at, signal.link, signal.count) if one is not None]
     values = [signal.value] + ([] if signal.baseline is None else [signal.baseline])
     return (
-        signal.kind in KINDS
-        and all(isinstance(value, (bool, int, float, str)) for value in values)
-        and all(isinstance(text, str) for text in texts)
-        and all(number is None or isinstance(number, (int, float)) for number in numbers)
+        all(map(_is_text, (signal.kind, signal.text, signal.where)))
+        and signal.kind in KINDS
+        and all(map(_is_number, numbers))
+        and all(_is_number(value) or _is_text(value) for value in values)
+        and (signal.gpu is None or _is_gpu(signal.gpu))
     )
+
+
+def _is_gpu(gpu: Gpu) -> bool:
+    has_index = gpu.index is None or _is_number(gpu.index)
+    return has_index and _is_text(gpu.uuid) and _is_text(gpu.bus)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _not_a_reading(why: str) -> str:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Optional, Union
+from typing import Optional
 
 from ftslurm.health import signals as s
 from ftslurm.health.decision_table import SATURATION
 from ftslurm.health.history import History
 from ftslurm.health.signals import Gpu, Reading, Signal, Value
 from ftslurm.health.xid_table import WORDS
+
+_COUNTER = 2.0**64
+"""What an unsigned counter of NVML or sysfs holds."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Case:
 
     def state(self, kind: str, gpu: Optional[Gpu]) -> Optional[Value]:
         """What the reading says of this GPU, or of the node where `gpu` is None."""
-        return self._values.get((kind, gpu.bus if gpu else ""))
+        return self._values.get((kind, gpu.place if gpu else ""))
 
     def before(self, signal: Signal) -> Optional[Value]:
         if signal.baseline is not None:
@@ -109,14 +112,16 @@ class Case:
 
     def has_gpus(self) -> bool:
         """By PCI; where that was not read, by what else names GPUs."""
-        counts = [self.state(kind, None) for kind in (s.GPU_COUNT_PCI, s.GPU_COUNT_GRES)]
-        known = [number for number in map(as_number, counts) if number is not None]
-        return any(known) if known else bool(self.reading.gpus)
+        for kind in (s.GPU_COUNT_PCI, s.GPU_COUNT_GRES):
+            count = as_number(self.state(kind, None))
+            if count is not None:
+                return count > 0
+        return bool(self.reading.gpus)
 
     @cached_property
     def _values(self) -> Mapping[tuple[str, str], Value]:
         signals = reversed(self.reading.signals)
-        return {(one.kind, one.gpu.bus if one.gpu else ""): one.value for one in signals}
+        return {(one.kind, one.gpu.place if one.gpu else ""): one.value for one in signals}
 
     @cached_property
     def _baselines(self) -> Mapping[tuple[str, str, Optional[int], str], Value]:
@@ -129,9 +134,12 @@ class Case:
 
 
 def as_number(value: Optional[Value]) -> Optional[float]:
-    """None for a text; a text is never more or less than anything."""
-    number: Union[int, float, None] = value if isinstance(value, (bool, int, float)) else None
-    return None if number is None else float(number)
+    """None for a text, which is never more or less than anything, and for what no counter holds."""
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, (int, float)) or not -_COUNTER < value < _COUNTER:
+        return None
+    return float(value)
 
 
 def rank(word: str) -> int:

@@ -15,7 +15,7 @@ from ftslurm.health.decision_table import DECISION_TABLE, PER_MINUTE, RISEN
 from ftslurm.health.history import History, Past, with_past, with_streaks
 from ftslurm.health.signals import Failure, Gpu, Reading
 from ftslurm.health.verdict import Case, Thresholds, Verdict, as_number, rank
-from ftslurm.health.verdicts_kernel import judge_kernel, unit_of
+from ftslurm.health.verdicts_kernel import judge_kernel, unit_of, without_echoes
 from ftslurm.health.verdicts_rows import judge_rows
 from ftslurm.health.xid_table import AFTER, DRAIN, IGNORE, NEEDS_REBOOT, UNKNOWN, WARN
 
@@ -27,6 +27,8 @@ _SAME_LOAD_PERCENT = 10.0
 _SAME_POWER = 0.1
 _WEEK_S = 7 * 86400.0
 _NIC_POLLS = 3
+_PORTS_BY = "sysfs"
+"""The source of a failure after which ports may be missing from the reading only."""
 _KIND_OF = {row.rule: row.kind for row in DECISION_TABLE}
 _DELTAS = {row.rule for row in DECISION_TABLE if row.test in (RISEN, PER_MINUTE)}
 _TRENDS = {row.rule for row in DECISION_TABLE if row.trend} | {"XID92"}
@@ -39,13 +41,18 @@ def judge(
     history: History,
     thresholds: Optional[Thresholds] = None,
 ) -> list[Verdict]:
-    """Worst first; among equals what the kernel says first."""
+    """Worst first; among equals what the kernel says first.
+
+    Rows that have to last need a second look: `remember` this one and judge again, a few seconds
+    later in the same probe or in the next one. The baseline is the job's prolog; for looks while a
+    node is not watched by a job, the look before.
+    """
     is_same_boot = baseline is not None and baseline.boot_id == reading.boot_id
     case = Case(reading, baseline if is_same_boot else None, history, thresholds or Thresholds())
     verdicts = judge_kernel(case) + judge_rows(case)
     verdicts += _missing_nics(case) + _cooling(case) + _unread(case)
     verdicts += _trends(case, verdicts)
-    kept = [one for one in verdicts if one.rule not in case.thresholds.off]
+    kept = [one for one in without_echoes(verdicts) if one.rule not in case.thresholds.off]
     return sorted(kept, key=lambda one: rank(one.word))
 
 
@@ -108,7 +115,7 @@ def _unread_source(case: Case, failure: Failure) -> Verdict:
 
 def _missing_nics(case: Case) -> list[Verdict]:
     """A port that the baseline had and that sysfs no longer has; its end brings the node back."""
-    if case.baseline is None or any(one.source == "rdma" for one in case.reading.failures):
+    if case.baseline is None or any(one.source == _PORTS_BY for one in case.reading.failures):
         return []
     here = {signal.where for signal in case.reading.of(s.RDMA_STATE)}
     verdicts = []

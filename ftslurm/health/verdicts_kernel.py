@@ -26,6 +26,7 @@ from ftslurm.health.xid_table import (
     IGNORE,
     NEEDS_REBOOT,
     NEEDS_REPAIR,
+    NEEDS_RESET,
     NVLINK4_BITS,
     NVLINK4_MILD,
     RESET,
@@ -61,20 +62,27 @@ class _Said:
 
 
 def judge_kernel(case: Case) -> list[Verdict]:
-    xids = [one for one in case.reading.of(s.XID) if f"xid-{one.value}" not in case.thresholds.off]
+    xids = [one for one in case.reading.of(s.XID) if _number(one)]
+    xids = [one for one in xids if f"xid-{one.value}" not in case.thresholds.off]
     actions = _actions(case, xids)
     verdicts = [_action_verdict(said) for said in actions.values()]
     told = [_xid(case, signal, index, xids, actions) for index, signal in enumerate(xids)]
     verdicts += [one for one in told if one is not None]
-    verdicts += [_sxid(case, signal, xids) for signal in case.reading.of(s.SXID)]
+    verdicts += [_sxid(case, one, xids) for one in case.reading.of(s.SXID) if _number(one)]
     verdicts += [_aer(case, signal) for signal in case.reading.of(s.AER)]
-    return _without_echoes(verdicts)
+    return verdicts
 
 
 def unit_of(signal: Signal) -> str:
     """`2/3` for GPC 2, TPC 3: the same unit again and again is broken, not the program."""
     match = _UNIT.search(signal.text)
     return f"{match.group(1)}/{match.group(2)}" if match else ""
+
+
+def _number(signal: Signal) -> int:
+    """0 for what is no number of an error."""
+    value = signal.value
+    return value if type(value) is int and 0 < value < 1_000_000 else 0
 
 
 def _bus(signal: Signal) -> str:
@@ -131,7 +139,9 @@ def _xid(
 ) -> Optional[Verdict]:
     if signal.value == ACTION_XID:
         return None
-    row = BY_XID.get(int(as_number(signal.value) or 0), UNLISTED)
+    row = BY_XID.get(_number(signal), UNLISTED)
+    if row.rule == "remap_failure" and case.state(s.REMAP_FAILURE, signal.gpu) is False:
+        row = replace(row, word=RESET, needs=NEEDS_RESET, is_sticky=False)
     word, note = _word(case, row, signal)
     echo = _echo_of(case, signal, xids) if row.rule in ("nvlink4", "nvlink5") else None
     if echo is not None and word in _HARD:
@@ -173,10 +183,6 @@ def _word(case: Case, row: XidRow, signal: Signal) -> tuple[str, str]:
     if row.rule == "remap_pending":
         state = _first(case, gpu, s.REMAP_PENDING, s.RETIRED_PAGES_PENDING)
         return (row.word, "") if state is None else (WARN, f"remap pending is {state}")
-    if row.rule == "remap_failure":
-        state = case.state(s.REMAP_FAILURE, gpu)
-        if state is False:
-            return RESET, "NVML knows of no failed remap"
     if row.rule == "nvlink4":
         return _nvlink4(signal.text)
     if row.rule == "nvlink5":
@@ -285,22 +291,22 @@ def _again(case: Case, verdict: Verdict) -> Verdict:
     return replace(verdict, word=DRAIN, sentence=sentence, sticky=True, auto_resume=False)
 
 
-def _without_echoes(verdicts: list[Verdict]) -> list[Verdict]:
+def without_echoes(verdicts: list[Verdict]) -> list[Verdict]:
     """What a program is told of on a GPU that failed is the failure's, not the program's."""
-    failed = {_bus(one.signals[0]) for one in verdicts if one.word in _HARD}
+    failed = {one.gpu.bus for one in verdicts if one.gpu and one.word in _HARD and one.needs}
     return [replace(one, hands_to_run=False) if _is_echo(one, failed) else one for one in verdicts]
 
 
 def _is_echo(verdict: Verdict, failed: set[str]) -> bool:
+    if not verdict.hands_to_run:
+        return False
     signal = verdict.signals[0]
-    return verdict.hands_to_run and (
-        _bus(signal) in failed or "caused by previous Xid" in signal.text
-    )
+    return _bus(signal) in failed or "caused by previous Xid" in signal.text
 
 
 def _sxid(case: Case, signal: Signal, xids: Sequence[Signal]) -> Verdict:
     is_fatal = signal.text.lower().startswith("fatal")
-    row = BY_SXID.get(int(as_number(signal.value) or 0), SXID_FATAL if is_fatal else SXID_OTHER)
+    row = BY_SXID.get(_number(signal), SXID_FATAL if is_fatal else SXID_OTHER)
     if is_fatal and row.word != DRAIN:
         row = SXID_FATAL
     word, note = row.word, ""

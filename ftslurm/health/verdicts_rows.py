@@ -120,6 +120,8 @@ def _holds(row: Row, signal: Signal, case: Case) -> bool:
     if row.test == IS:
         return value == bound
     if row.test == IS_NOT:
+        if isinstance(bound, int):
+            return as_number(value) is not None and value != bound
         return value not in bound if isinstance(bound, tuple) else value != bound
     if row.test == ANY_OF:
         return isinstance(bound, tuple) and value in bound

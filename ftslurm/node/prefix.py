@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import warn
+from ftslurm.run.process_stat import process_stat
 from ftslurm.scheduler.process import ProcessName, die_with_parent
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -97,18 +98,13 @@ def _tree(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            children.setdefault(_parent(entry), []).append(int(entry.name))
+            stat = process_stat(int(entry.name))
+            if stat is not None:
+                children.setdefault(stat.parent, []).append(int(entry.name))
     found = [root]
     for pid in found:
         found += children.get(pid, [])
     return found
-
-
-def _parent(entry: Path) -> int:
-    try:
-        return int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-    except _NOT_SEEN:
-        return 0
 
 
 def catches(pid: int, number: int) -> bool:

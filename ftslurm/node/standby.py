@@ -170,7 +170,7 @@ class Standby:
         if pid == 0:
             tie()
             os.setpgid(0, 0)
-            self._forget()
+            self._forget(client)
             return 0
         with contextlib.suppress(OSError):  # it may have done so, or have ended
             os.setpgid(pid, pid)
@@ -181,9 +181,10 @@ class Standby:
             send(client.connection, {"pid": pid})
         return pid
 
-    def _forget(self) -> None:
+    def _forget(self, own: Client) -> None:
         """In a rank: let go of all that is the standby's. A connection that stays open in a rank
-        would hide from its client that the standby has ended."""
+        would hide from its client that the standby has ended; another rank's streams, received
+        but not yet forked for, from whoever reads them that this other rank has."""
         signal.set_wakeup_fd(-1)
         for number in (*STOP_SIGNALS, *_IGNORED, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -193,6 +194,8 @@ class Standby:
         _close([self._woken, self._wakes])
         for client in self.clients:
             client.connection.close()
+            if client is not own:
+                _close(client.order.streams)
 
     def _reap(self) -> None:
         while True:

@@ -30,8 +30,7 @@ from ftslurm.node.standby_link import (
     likeness,
     send,
 )
-
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+from ftslurm.run.rank import STOP_SIGNALS
 
 
 class NoStandby(Exception):

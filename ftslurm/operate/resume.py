@@ -18,7 +18,7 @@ from ftslurm.errors import FormatError, RunError, SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
 from ftslurm.operate.standing import OpenRun, Standing, open_run
 from ftslurm.program.ending import ASKED
-from ftslurm.recovery.keep_out import standing_exclusions
+from ftslurm.recovery.keep_out import settle_exclusions
 from ftslurm.recovery.successor import OwnJob, reason_to_leave
 from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.control import LEAVING
@@ -168,7 +168,7 @@ def _again(run: OpenRun, withdrawn: str) -> Answer:
             "waiting", f"job {queued.job_id} is queued already{withdrawn}", True, queued.job_id
         )
     own = OwnJob(run.layout, run.record, run.scheduler, job_id="")
-    exclude = list(standing_exclusions(own))
+    exclude = list(settle_exclusions(own))
     job_id = submit_again(run.layout, run.record.scheduler, exclude=exclude)
     # The job itself writes this down when it starts before us.
     if job_id not in [job.job_id for job in read_jobs(run.layout)]:

@@ -17,6 +17,7 @@ from ftslurm.recovery.recover import outlive_requeue, recover
 from ftslurm.recovery.standstill import why_it_stands_still
 from ftslurm.recovery.successor import (
     OwnJob,
+    has_given_way,
     is_persons_word,
     note_own_job,
     order_to_act_on,
@@ -28,6 +29,8 @@ from ftslurm.run.attempts import append_event, claimed_numbers
 def admit(job: OwnJob, environ: Mapping[str, str]) -> None:
     """RunError: the job must leave, and all that the run's end asks for is done."""
     note_own_job(job)
+    if has_given_way(job):
+        raise RunError(f"job {job.job_id} has given way to the run's next job, and leaves")
     if is_persons_word(job):
         return
     newest = claimed_numbers(job.layout)[-1]

@@ -14,15 +14,15 @@ from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import RunError, SchedulerError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.admission import put_on_record
+from ftslurm.recovery.ask_agents import Word, look
 from ftslurm.recovery.exclusion import Placement, returns_in_a_row
 from ftslurm.recovery.keep_out import (
     keep_out_of_waiting,
     kill_wait_s,
     known_exclusions,
     placement,
-    standing_exclusions,
+    settle_exclusions,
 )
-from ftslurm.recovery.leader import Word, look
 from ftslurm.recovery.next_job import leave, move_on
 from ftslurm.recovery.policy import STOP
 from ftslurm.recovery.recover import outlive_requeue
@@ -57,7 +57,7 @@ def find_place(job: OwnJob, environ: Mapping[str, str]) -> Placement:
     if here.serves:
         return here
     # Another job is needed, and there may be too few nodes for one.
-    return _place(job, nodes, standing_exclusions(job), word)
+    return _place(job, nodes, settle_exclusions(job), word)
 
 
 def _place(job: OwnJob, nodes: Sequence[str], excluded: Mapping[str, str], word: Word) -> Placement:
@@ -85,7 +85,7 @@ def give_back(job: OwnJob, here: Placement) -> None:
     warn(f"this allocation is given back: {here.why_not}")
     outlive_requeue()
     try:
-        _queue_next(job, newest, is_first=before == 0)
+        _queue_next(job, is_first=before == 0)
     except SchedulerError as error:
         why = f"{here.why_not}, and no other job can be queued ({error}); mend that"
         raise _stopped(job, newest, why) from None
@@ -100,17 +100,21 @@ def _stopped(job: OwnJob, newest: int, why: str) -> RunError:
     return RunError(why)
 
 
-def _queue_next(job: OwnJob, newest: int, *, is_first: bool) -> None:
-    if look(job, 0).unreachable:
+def _queue_next(job: OwnJob, *, is_first: bool) -> None:
+    lost = sorted(look(job, 0).unreachable)
+    if lost:
         try:
-            move_on(job, newest)
+            move_on(job, without=lost)
         except SchedulerError as error:
             warn(f"{error}; this job is queued again in its place")
+        except OSError as error:
+            warn(f"{error}; the job ends by itself")
+            return
         else:
             return
     # A second time the list was not kept by the requeued job: a new one brings its own.
     if job.record.continue_by == REQUEUE and is_first:
-        names = list(standing_exclusions(job))
+        names = list(settle_exclusions(job))
         try:
             queued = job.scheduler.requeue(job.job_id, restart_count=job.restart_count)
         except SchedulerError as error:

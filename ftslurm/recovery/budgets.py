@@ -29,14 +29,15 @@ from ftslurm.diagnosis.causes import (
     STORAGE,
     UNKNOWN,
 )
+from ftslurm.recovery.exclusion import are_enough
 from ftslurm.run.spec import RecoverySpec
 
 if TYPE_CHECKING:
-    from ftslurm.diagnosis.classify import Finding
+    from ftslurm.diagnosis.finding import Finding
     from ftslurm.recovery.policy import Evidence, PastAttempt
 
 SURE = 0.5
-"""Confidence below which a finding neither ends a run early nor keeps a node out of it."""
+"""Confidence below which a finding alone neither ends a run early nor keeps a node out of it."""
 
 _MEND = "mend the cause and submit again"
 _ADVICE = {
@@ -58,14 +59,14 @@ _ADVICE = {
 
 # It may pass by itself, so that even the first retry is worth a wait.
 _PASSING = frozenset({NETWORK_TRANSIENT, STORAGE})
-# One of these may hit any node; the same node twice is the node's own.
-_TWICE_IS_THE_NODE = frozenset({HANG, NETWORK_TRANSIENT, STORAGE})
+# One of these may hit any node, and a doubtful fault be none; the same node twice is its own.
+_TWICE_IS_THE_NODE = frozenset({HANG, NETWORK_TRANSIENT, STORAGE, *NODE_FAULTS})
 # A program that fails alike at one place fails there for ever.
 _REPEATABLE = frozenset({CODE, DATA, CHECKPOINT, UNKNOWN})
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CauseVerdict:
     """What is particular to the cause; all empty: nothing."""
 
     stop: str = ""
@@ -73,17 +74,17 @@ class Verdict:
     otherwise: str = ""
     """From where the next attempt goes on, if not from the newest committed step."""
     restore_before: Optional[int] = None
-    skip_steps: tuple[tuple[int, int], ...] = ()
+    skip_steps: Optional[tuple[int, int]] = None
     exclude: tuple[str, ...] = ()
     advice: str = _MEND
     budget: str = ""
 
 
-def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> Verdict:
+def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> CauseVerdict:
     """`evidence` is that of a failure."""
     finding = evidence.finding
     if finding is None:
-        return Verdict()
+        return CauseVerdict()
     if finding.cause == NUMERIC and evidence.step is not None and not evidence.is_program:
         return _numeric(history, evidence, rules, bad_step=evidence.step)
     cause = finding.cause
@@ -91,9 +92,11 @@ def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpe
     stop = ""
     if cause in _REPEATABLE:
         stop = _comes_again(history, evidence, rules, finding)
-    elif cause in (OOM_GPU, OOM_HOST) and not _has_trained(evidence) and not evidence.is_program:
-        stop = f"{cause} before the attempt's first step, so the next one would end there as well"
-    if not stop and cause != CODE and allowed is not None and times > allowed:
+    elif cause in (OOM_GPU, OOM_HOST) and _never_trained(history, evidence):
+        stop = f"{cause} before the run's first step, so the next attempt would end there as well"
+    # Of what is only guessed, the failures of all causes together are counted.
+    counts = cause == UNKNOWN or (cause != CODE and finding.confidence >= SURE)
+    if not stop and counts and allowed is not None and times > allowed:
         stop = (
             f"{_failures(times)} of cause {cause} without a newly committed step, "
             f"recovery.budgets.{cause} is {allowed}"
@@ -101,7 +104,7 @@ def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpe
     budget = f"{_failures(times)} of cause {cause}"
     if allowed is not None:
         budget += f", recovery.budgets.{cause} is {allowed}"
-    return Verdict(
+    return CauseVerdict(
         stop,
         exclude=_excluded(history, evidence, rules, finding),
         advice=_ADVICE.get(cause, _MEND),
@@ -148,22 +151,24 @@ def _comes_again(
     history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, finding: Finding
 ) -> str:
     """Why the same would come again; empty: it need not."""
-    if finding.cause == CODE and finding.confidence >= SURE and _never_trained(history, evidence):
+    never_trained = _never_trained(history, evidence)
+    told_by_all = finding.confidence >= SURE and not finding.is_of_one_node
+    if finding.cause == CODE and told_by_all and never_trained:
         return "no step was trained before it, so the same start would fail the same way"
     signature, step = identity(evidence)
-    if signature is None or step is None:
+    if signature is None or (step is None and not never_trained):
         return ""
     # In a start, much that passes looks alike: a peer that is late, a port that is taken.
-    if finding.cause == UNKNOWN and step <= evidence.began_at:
+    if finding.cause == UNKNOWN and (step or 0) <= evidence.began_at:
         return ""
     same = [
         past.number
         for past in history
-        if past.failed and past.signature == signature and past.step == step
+        if past.failed and past.signature == signature and (past.step or 0) == (step or 0)
     ]
     if not same or len(same) < rules.budgets.get(finding.cause, 1):
         return ""
-    return f"the same error came at the same step, {step}, as in attempt {same[-1]}"
+    return f"the same error came at the same step, {step or 0}, as in attempt {same[-1]}"
 
 
 def _never_trained(history: Sequence[PastAttempt], evidence: Evidence) -> bool:
@@ -173,13 +178,9 @@ def _never_trained(history: Sequence[PastAttempt], evidence: Evidence) -> bool:
     return not any(steps)
 
 
-def _has_trained(evidence: Evidence) -> bool:
-    return evidence.progressed or (evidence.step or 0) > evidence.began_at
-
-
 def _numeric(
     history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, *, bad_step: int
-) -> Verdict:
+) -> CauseVerdict:
     """Back by one committed step more than usual, then over the batches or not at all."""
     newest, older = evidence.committed_step, evidence.committed_before
     # The oldest that is left is never given up: nothing but step 0 would be behind it.
@@ -192,7 +193,7 @@ def _numeric(
     ]
     allowed = rules.budgets.get(NUMERIC, rules.max_failures)
     budget = f"{_failures(len(before) + 1)} of cause numeric at this place, recovery.on_nan is "
-    verdict = Verdict(
+    verdict = CauseVerdict(
         otherwise=_whence(begin, goes_back=goes_back),
         restore_before=newest if goes_back else None,
         advice=_ADVICE[NUMERIC],
@@ -207,11 +208,11 @@ def _numeric(
         return _stopped(verdict, f"the loss went wrong again {place} after going back")
     if any(past.skipped for past in before):
         return _stopped(verdict, f"the loss went wrong again {place} after passing over batches")
-    return Verdict(
+    return CauseVerdict(
         otherwise=f"{verdict.otherwise}, and passes over the batches of steps {begin + 1} to "
         f"{bad_step}",
         restore_before=verdict.restore_before,
-        skip_steps=((begin + 1, bad_step),),
+        skip_steps=(begin + 1, bad_step),
         advice=verdict.advice,
         budget=verdict.budget,
     )
@@ -223,17 +224,17 @@ def _whence(begin: int, *, goes_back: bool) -> str:
     return f"the next attempt goes on from step {begin}, no older one is there to go back to"
 
 
-def _stopped(verdict: Verdict, why: str) -> Verdict:
-    return Verdict(why, advice=verdict.advice, budget=verdict.budget)
+def _stopped(verdict: CauseVerdict, why: str) -> CauseVerdict:
+    return CauseVerdict(why, advice=verdict.advice, budget=verdict.budget)
 
 
 def _excluded(
     history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, finding: Finding
 ) -> tuple[str, ...]:
-    node, enough = finding.blamed_node, rules.max_node_faults
-    if node is None or enough == 0 or finding.confidence < SURE:
+    node = finding.blamed_node
+    if node is None:
         return ()
-    if finding.cause in NODE_FAULTS:
+    if finding.cause in NODE_FAULTS and finding.confidence >= SURE:
         faults = evidence.node_faults.get(node, 0) + 1
     elif finding.cause in _TWICE_IS_THE_NODE:
         faults = sum(
@@ -242,7 +243,7 @@ def _excluded(
         )
     else:
         return ()
-    return (node,) if faults >= enough else ()
+    return (node,) if are_enough(faults, rules.max_node_faults) else ()
 
 
 def _failures(times: int) -> str:

@@ -89,8 +89,8 @@ def claim_attempt(
     # Not loaded to say `done`, nor for a word of help.
     from ftslurm.recovery.admission import admit
     from ftslurm.recovery.allocation import find_place, give_back
+    from ftslurm.recovery.ask_agents import tell_begin
     from ftslurm.recovery.keep_out import remember_last
-    from ftslurm.recovery.leader import tell_begin
     from ftslurm.recovery.successor import OwnJob
 
     record = read_record(layout)
@@ -106,6 +106,7 @@ def claim_attempt(
         return "requeued"
     cluster = record.spec.cluster
     address = _master_address(cluster, scheduler, here.ranks_on)
+    _note_skip(layout, decision.get("skip_steps"))
     attempt = _claim(own_job, here, adoptable(layout, before=decision.get("restore_before")))
     port = choose_port(f"{own_job.job_id} {attempt.number}")
     _note(layout, attempt, port)
@@ -114,6 +115,17 @@ def claim_attempt(
     tell_begin(own_job, attempt)
     count = (attempt.world_size or 0) // cluster.tasks_per_node
     return f"go {attempt.number} {address} {port} {stop_at} {','.join(attempt.nodes)} {count}"
+
+
+def _note_skip(layout: RunLayout, steps: Optional[Sequence[int]]) -> None:
+    """Which batches are passed over from now on, as the newest attempt was decided on."""
+    if not steps:
+        return
+    from ftslurm.run.skipped import note_skip  # late: few runs pass over any
+
+    first, last = steps
+    with best_effort("the batches to pass over are not on record"):
+        note_skip(layout, (first, last), attempt=claimed_numbers(layout)[-1])
 
 
 def _claim(job: OwnJob, here: Placement, adopted: list[AdoptedStep]) -> Attempt:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 from ftslurm.checkpoint.published import PublishedStep, published_steps
 from ftslurm.diagnosis.causes import STRAGGLER
 from ftslurm.errors import FormatError
 from ftslurm.files import is_listed, read_json
 from ftslurm.program.progress import has_progressed, progressed_between
-from ftslurm.recovery.exclusion import fault_counts
+from ftslurm.recovery.exclusion import fault_counts, taken_back
 from ftslurm.recovery.policy import CAUSE_FAILED, STOP, Evidence, PastAttempt, RankFailure
 from ftslurm.run.attempts import (
     Outcome,
     claimed_numbers,
+    node_of,
     read_attempt,
     read_events,
     read_outcome,
@@ -28,11 +29,18 @@ from ftslurm.run.attempts import (
 )
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import AttemptLayout, RunLayout
-from ftslurm.run.node_memory import read_node_events
+from ftslurm.run.node_memory import NodeEvent, read_node_events
+from ftslurm.run.rank_errors import RankErrors, read_rank_errors
 from ftslurm.run.record import read_record
 
-_MESSAGE_CHARACTERS = 300
+if TYPE_CHECKING:
+    from ftslurm.diagnosis.finding import Finding
 
+MOST_ERRORS, ERRORS_S = 64, 1.0
+"""Records of ranks that are read here, and for how long: the nodes are idle, or grace is running.
+The rest is heard where the attempt is classified."""
+
+_MESSAGE_CHARACTERS = 300
 _SIGNATURE_CHARACTERS = 120
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 """Addresses, sizes and ranks differ from one attempt to the next."""
@@ -52,6 +60,9 @@ def read_evidence(
     record = read_record(layout)
     newest, older = [*_committed(layout, number), None, None][:2]
     outcome = settled or _outcome(paths)
+    errors = read_rank_errors(paths, within_s=ERRORS_S, most=MOST_ERRORS)
+    agents, nodes = _agents(paths), read_node_events(layout)
+    back = taken_back(nodes)
     return Evidence(
         number=number,
         rc=rc,
@@ -63,16 +74,38 @@ def read_evidence(
         committed_digest=newest.committed_digest if newest else "",
         committed_before=older.step if older else None,
         logs=str(paths.logs),
-        first_failure=_first_failure(layout, number),
+        first_failure=_first_failure(layout, number, errors, _offsets(agents)),
         order=control_files(layout, record).read_leaving(),
         ranks_signalled=any(event["kind"] == "signal" for event in read_events(paths)),
         is_program=bool(record.spec.program),
         began_at=_newest_adopted(layout, number) or 0,
-        step=_last_step(paths, outcome),
-        stragglers=_stragglers(paths),
-        evicted=_stragglers(paths, acted=True),
-        node_faults=_node_faults(layout, number),
+        step=_last_step(paths, outcome, errors),
+        # One that was taken back as too few were left is not given up again for being slow.
+        stragglers=tuple(node for node in _stragglers(agents) if node not in back),
+        evicted=tuple(node for node in _stragglers(agents, acted=True) if node not in back),
+        node_faults=_node_faults(nodes, number),
     )
+
+
+def with_finding(evidence: Evidence, finding: Optional[Finding], why_none: str) -> Evidence:
+    """What was found has the last word on who failed first: it has heard all ranks, and knows an
+    echo from a cause. Pure."""
+    evidence = dataclasses.replace(evidence, finding=finding, unclassified=why_none)
+    root = finding.clues[0] if finding is not None and finding.clues else None
+    if finding is None or root is None or root.kind != "rank_error" or root.rank is None:
+        return evidence
+    first = evidence.first_failure
+    if root.rank != finding.blamed_rank or (first is not None and first.rank == root.rank):
+        return evidence
+    failure = RankFailure(
+        root.rank,
+        root.node or "unknown node",
+        " ".join(root.text.split())[:_MESSAGE_CHARACTERS],
+        log=f"{evidence.logs}/rank-{root.rank}.log",
+        step=root.step,
+    )
+    failure = dataclasses.replace(failure, signature=_signature(failure.error))
+    return dataclasses.replace(evidence, first_failure=failure)
 
 
 def has_gone_on(layout: RunLayout, number: int) -> bool:
@@ -161,38 +194,48 @@ def _outcome(paths: AttemptLayout) -> Optional[Outcome]:
         return None
 
 
-def _first_failure(layout: RunLayout, number: int) -> Optional[RankFailure]:
-    """Earliest by time that is no echo; else the one rank that could not say a word."""
+def _first_failure(
+    layout: RunLayout, number: int, errors: RankErrors, offsets_s: Mapping[str, float]
+) -> Optional[RankFailure]:
+    """Earliest by the leader's clock that is no echo; else the one rank that left no word."""
     paths = layout.attempt(number)
-    records = sorted(_rank_errors(paths), key=lambda record: float(record["at"]))
-    own = [record for record in records if record["type"] != ECHO]
+    own = [record for _, record in errors.records if record["type"] != ECHO]
     if own:
-        return _told_failure(paths, own[0])
+        return _told_failure(paths, min(own, key=lambda one: _told_at(one, offsets_s)))
+    if errors.unread:
+        return None
     attempt, spec = read_attempt(layout, number), read_record(layout).spec
     tasks = attempt.tasks_per_node or spec.cluster.tasks_per_node
     world = range(attempt.world_size or spec.world_size)
-    silent = sorted(set(world) - {int(record["rank"]) for record in records})
-    if not records or len(silent) != 1:
+    silent = sorted(set(world) - {int(record["rank"]) for _, record in errors.records})
+    if not errors.records or len(silent) != 1:
         return None
-    # srun fills one node after the other (its default distribution).
-    place = silent[0] // tasks
-    node = attempt.nodes[place] if place < len(attempt.nodes) else "unknown node"
+    node = node_of(attempt.nodes, silent[0], tasks) or "unknown node"
     error = "left without a word: killed from outside, or out of memory"
     return _failure(paths, silent[0], node, error)
+
+
+def _told_at(record: Mapping[str, Any], offsets_s: Mapping[str, float]) -> float:
+    return float(record["at"]) - offsets_s.get(str(record["node"]), 0.0)
 
 
 def _told_failure(paths: AttemptLayout, record: dict[str, Any]) -> RankFailure:
     message = " ".join(str(record["message"]).split())[:_MESSAGE_CHARACTERS]
     error = f"{record['type']}: {message}" if message else str(record["type"])
     failure = _failure(paths, int(record["rank"]), str(record["node"]), error)
-    signature = _NUMBER.sub("#", error)[:_SIGNATURE_CHARACTERS]
-    return dataclasses.replace(failure, step=record.get("step"), signature=signature)
+    return dataclasses.replace(failure, step=record.get("step"), signature=_signature(error))
 
 
-def _last_step(paths: AttemptLayout, outcome: Optional[Outcome]) -> Optional[int]:
+def _signature(error: str) -> str:
+    return _NUMBER.sub("#", error)[:_SIGNATURE_CHARACTERS]
+
+
+def _last_step(
+    paths: AttemptLayout, outcome: Optional[Outcome], errors: RankErrors
+) -> Optional[int]:
     """What any rank has said; a rank that was killed leaves only what rank 0 wrote down a second
     ago."""
-    said = [record.get("step") for record in _rank_errors(paths)]
+    said = [record.get("step") for _, record in errors.records]
     said.append(None if outcome is None else outcome.step)
     with contextlib.suppress(FormatError):
         progress = read_progress(paths)
@@ -200,30 +243,32 @@ def _last_step(paths: AttemptLayout, outcome: Optional[Outcome]) -> Optional[int
     return max((step for step in said if step is not None), default=None)
 
 
-def _stragglers(paths: AttemptLayout, *, acted: bool = False) -> tuple[str, ...]:
-    """Nodes that the agents have named; `acted`: those because of which they have ended it."""
+def _agents(paths: AttemptLayout) -> dict[str, Any]:
     try:
-        findings = read_json(paths.root / "agents.json").get("findings", [])
+        return read_json(paths.root / "agents.json")
     except (FileNotFoundError, FormatError):
-        return ()
+        return {}
+
+
+def _offsets(agents: Mapping[str, Any]) -> dict[str, float]:
+    """Node -> how far its clock is ahead of the leader's, where that was measured."""
+    rows = agents.get("nodes", {}).items()
+    return {node: float(row["offset_s"]) for node, row in rows if row.get("offset_s") is not None}
+
+
+def _stragglers(agents: Mapping[str, Any], *, acted: bool = False) -> tuple[str, ...]:
+    """Nodes that the agents have named; `acted`: those because of which they have ended it."""
+    findings = agents.get("findings", [])
     named = [
         one for one in findings if one.get("kind") == STRAGGLER and (one.get("acted") or not acted)
     ]
     return tuple(sorted({node for one in named for node in one.get("nodes", [])}))
 
 
-def _node_faults(layout: RunLayout, number: int) -> dict[str, int]:
+def _node_faults(events: Sequence[NodeEvent], number: int) -> dict[str, int]:
     """Before attempt `number`: an agent may have noted its fault by now."""
-    return fault_counts([event for event in read_node_events(layout) if event.attempt != number])
+    return fault_counts([event for event in events if event.attempt != number])
 
 
 def _failure(paths: AttemptLayout, rank: int, node: str, error: str) -> RankFailure:
     return RankFailure(rank, node, error, log=str(paths.logs / f"rank-{rank}.log"))
-
-
-def _rank_errors(paths: AttemptLayout) -> Iterator[dict[str, Any]]:
-    for path in paths.ranks.glob("rank-*.json"):
-        try:
-            yield read_json(path)
-        except FormatError:
-            continue

@@ -56,6 +56,12 @@ def fault_counts(events: Sequence[NodeEvent]) -> dict[str, int]:
     return counts
 
 
+def taken_back(events: Sequence[NodeEvent]) -> frozenset[str]:
+    """Nodes that were given up and are used again, as the run could not do without them."""
+    newest = {event.node: event.kind for event in events if event.kind in (EXCLUDED, READMITTED)}
+    return frozenset(node for node, kind in newest.items() if kind == READMITTED)
+
+
 def troubles(events: Sequence[NodeEvent]) -> dict[str, int]:
     """How often each node was given up or at fault, ever: it may be needed, others are better."""
     counts: dict[str, int] = {}
@@ -65,8 +71,13 @@ def troubles(events: Sequence[NodeEvent]) -> dict[str, int]:
     return counts
 
 
+def are_enough(faults: int, max_node_faults: int) -> bool:
+    """For the node to be kept out. `max_node_faults` 0: faults exclude nobody."""
+    return 0 < max_node_faults <= faults
+
+
 def excluded_now(events: Sequence[NodeEvent], *, max_node_faults: int) -> list[Exclusion]:
-    """Oldest first. `max_node_faults` 0: faults exclude nobody."""
+    """Oldest first."""
     found: dict[str, Exclusion] = {}
     faults: dict[str, int] = {}
     for event in events:
@@ -76,7 +87,7 @@ def excluded_now(events: Sequence[NodeEvent], *, max_node_faults: int) -> list[E
             continue
         if event.kind == FAULT:
             faults[event.node] = faults.get(event.node, 0) + 1
-        enough = 0 < max_node_faults <= faults.get(event.node, 0)
+        enough = are_enough(faults.get(event.node, 0), max_node_faults)
         if event.node not in found and (event.kind == EXCLUDED or (event.kind == FAULT and enough)):
             found[event.node] = Exclusion(event.node, event.at, event.attempt, event.why)
     return list(found.values())

@@ -41,13 +41,14 @@ UNKNOWN_KILL_WAIT_S = 30.0
 
 
 def remember(layout: RunLayout, number: int, decision: Mapping[str, Any]) -> None:
-    """Note what an attempt's decision says of nodes; once, however often it is called."""
+    """Note what an attempt's decision says of nodes; once, however often it is called. A node that
+    is at fault has its fault noted: whether that is enough follows from their number."""
     blamed = decision.get("blamed") or {}
     cause, why = str(decision.get("cause", "")), str(decision.get("reason", ""))
-    told = [(EXCLUDED, node) for node in decision.get("exclude") or ()]
     sure = decision.get("confidence") is None or decision["confidence"] >= SURE
-    if cause in NODE_FAULTS and blamed.get("node") and sure:
-        told.insert(0, (FAULT, blamed["node"]))
+    at_fault = blamed.get("node") if cause in NODE_FAULTS and sure else None
+    told = [(FAULT, at_fault)] if at_fault else []
+    told += [(EXCLUDED, node) for node in decision.get("exclude") or () if node != at_fault]
     for kind, node in told:
         with best_effort(f"what is known of node {node} is not on record"):
             note_node(layout, kind, node, attempt=number, cause=cause, why=why)
@@ -58,25 +59,33 @@ def known_exclusions(job: OwnJob) -> dict[str, str]:
     return _told(_exclusions(job))
 
 
-def standing_exclusions(job: OwnJob) -> dict[str, str]:
-    """The same for a job that is to be queued: so many that it could never start are too many, and
-    the oldest are given up then, on record."""
-    cluster = job.record.spec.cluster
+def settle_exclusions(job: OwnJob) -> dict[str, str]:
+    """Before a job is queued: give up the oldest exclusions, on record, where they are so many that
+    it could never start. What it is then to be kept off, as known_exclusions; without nodes that
+    Slurm has no more, for which it would refuse the whole list."""
     exclusions = _exclusions(job)
     if not exclusions:
         return {}
+    cluster = job.record.spec.cluster
     needed = cluster.nodes + cluster.spares
     dropped = too_many(exclusions, serving=_serving(job), needed=needed)
     for one in dropped:
-        why = (
-            f"the job needs {needed} nodes and could never start without {one.node}, the node that "
-            "has been kept out for longest"
-        )
-        warn(f"node {one.node} is used again: {why}")
-        newest = max(claimed_numbers(job.layout), default=0)
-        with best_effort("not on record"):
-            note_node(job.layout, READMITTED, one.node, attempt=newest, why=why, now=job.now)
-    return _told([one for one in exclusions if one not in dropped])
+        _readmit(job, one.node, needed)
+    listed = job.scheduler.all_nodes()
+    return _told([
+        one for one in exclusions if one not in dropped and (listed is None or one.node in listed)
+    ])  # fmt: skip
+
+
+def _readmit(job: OwnJob, node: str, needed: int) -> None:
+    why = (
+        f"the job needs {needed} nodes and could never start without {node}, the node that has "
+        "been kept out for longest"
+    )
+    warn(f"node {node} is used again: {why}")
+    newest = max(claimed_numbers(job.layout), default=0)
+    with best_effort("not on record"):
+        note_node(job.layout, READMITTED, node, attempt=newest, why=why, now=job.now)
 
 
 def _exclusions(job: OwnJob) -> list[Exclusion]:

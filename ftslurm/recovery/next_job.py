@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
 from ftslurm import faults
 from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import SchedulerError, warn
 from ftslurm.files import best_effort
+from ftslurm.recovery.ask_agents import look
 from ftslurm.recovery.keep_out import (
     keep_out_of_waiting,
     kill_wait_s,
     known_exclusions,
     placement,
     remember,
-    standing_exclusions,
+    settle_exclusions,
 )
-from ftslurm.recovery.leader import look
 from ftslurm.recovery.policy import (
     DONE,
     ENDED,
@@ -43,7 +43,7 @@ from ftslurm.recovery.successor import (
     ensure_successor,
     queue_beside,
 )
-from ftslurm.run.attempts import STOPPED, append_event
+from ftslurm.run.attempts import STOPPED, append_event, claimed_numbers
 from ftslurm.run.record import REQUEUE
 from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.sbatch import RefusedError
@@ -86,7 +86,7 @@ def _unless_it_cannot_serve(
     excluded = known_exclusions(job)
     if not excluded or placement(job, job.scheduler.nodes(environ), excluded).serves:
         return decision
-    here = placement(job, job.scheduler.nodes(environ), standing_exclusions(job))
+    here = placement(job, job.scheduler.nodes(environ), settle_exclusions(job))
     if here.serves:  # there are too few nodes for another job
         return decision
     said = f"this allocation cannot serve: {here.why_not}"
@@ -100,9 +100,10 @@ def _queue_again(
     decision: Decision,
     amend: Amend,
 ) -> Decision:
-    if decision.cause == NODE and look(job, 0).unreachable:
+    lost = sorted(look(job, 0).unreachable) if decision.cause == NODE else []
+    if lost:
         with contextlib.suppress(SchedulerError):
-            return _move_on_told(job, evidence, decision, amend)
+            return _move_on_told(job, decision, amend, without=lost)
     why = _requeue(job, evidence, hold=False)
     if why == "":
         return decision
@@ -117,7 +118,7 @@ def _queue_again(
         return _changed(decision, REQUEUED, f"job {successor} is next", amend)
     said = f"the job is not requeued ({why}), job {successor} follows it"
     decision = _changed(decision, REQUEUED, said, amend)
-    _give_way(job, evidence)
+    _give_way(job)
     return decision
 
 
@@ -125,7 +126,7 @@ def _requeue(job: OwnJob, evidence: Evidence, *, hold: bool) -> Optional[str]:
     """Empty: the job is queued again. Else why it is not; None: the run has a new job each time."""
     if job.record.continue_by != REQUEUE:
         return None
-    names = list(standing_exclusions(job))  # asked before the requeue: then every second counts
+    names = list(settle_exclusions(job))  # asked before the requeue: then every second counts
     with best_effort("not in the journal"):
         paths = job.layout.attempt(evidence.number)
         append_event(paths, "requeue_asked", now=job.now, job_id=job.job_id)
@@ -154,44 +155,56 @@ def _was_cancelled(job: OwnJob, evidence: Evidence, *, refused: bool) -> bool:
     return job.scheduler.is_preempted(job.job_id) is False
 
 
-def _give_way(job: OwnJob, evidence: Evidence) -> None:
+def _give_way(job: OwnJob) -> None:
     """Leaving in its grace, a job that Slurm may requeue comes back beside its successor (24.05 and
     later), and the fifth time is held for an operator; ended by its own word it does not."""
     if not job.scheduler.is_preempted(job.job_id) or job.scheduler.may_requeue(job.job_id) is False:
         return
     try:
-        append_event(job.layout.attempt(evidence.number), GAVE_WAY, now=job.now, job_id=job.job_id)
+        _note_way(job)
         job.scheduler.cancel(job.job_id)
     except (OSError, SchedulerError) as error:
         warn(f"{error}; staying to be killed, Slurm then queues the job again")
         _wait_to_be_killed(job)
 
 
-def move_on(job: OwnJob, number: int) -> str:
-    """Queue a new job, and end ours: requeued, ours would stay COMPLETING on a node that is lost
-    until Slurm gives that up (SlurmdTimeout), and start two minutes after that. Its id; with a
-    SchedulerError nothing has been done. `number`: the newest attempt, 0 if there is none."""
-    successor = queue_beside(job)
-    _end_for(job, number)
+def move_on(job: OwnJob, *, without: Sequence[str]) -> str:
+    """Queue a new job, kept off the nodes that are lost, and end ours: requeued, ours would stay
+    COMPLETING on such a node until Slurm gives that up (SlurmdTimeout), and start two minutes after
+    that. Its id; with a SchedulerError nothing has been done. OSError: it is queued, and ours goes
+    on, since its end could not be put on record as no person's."""
+    successor = queue_beside(job, without=without)
+    _end_for(job)
     return successor
 
 
-def _move_on_told(job: OwnJob, evidence: Evidence, decision: Decision, amend: Amend) -> Decision:
-    successor = queue_beside(job)
+def _move_on_told(
+    job: OwnJob, decision: Decision, amend: Amend, *, without: Sequence[str]
+) -> Decision:
+    successor = queue_beside(job, without=without)
     said = f"job {successor} is next, this one would wait for the node that is lost"
     decision = _changed(decision, REQUEUED, said, amend)
-    _end_for(job, evidence.number)
+    try:
+        _end_for(job)
+    except OSError as error:
+        warn(f"{error}; the job ends by itself")
     return decision
 
 
-def _end_for(job: OwnJob, number: int) -> None:
-    with best_effort("not in the journal"):
-        if number:
-            append_event(job.layout.attempt(number), GAVE_WAY, now=job.now, job_id=job.job_id)
+def _end_for(job: OwnJob) -> None:
+    _note_way(job)
     try:
         job.scheduler.cancel(job.job_id)
     except SchedulerError as error:
         warn(f"{error}; the job ends by itself")
+
+
+def _note_way(job: OwnJob) -> None:
+    """With the newest attempt, of which who ends the job may not have been told."""
+    newest = max(claimed_numbers(job.layout), default=0)
+    if newest:
+        facts = {"job_id": job.job_id, "restart_count": job.restart_count}
+        append_event(job.layout.attempt(newest), GAVE_WAY, now=job.now, **facts)
 
 
 def _stay(

@@ -1,14 +1,16 @@
 """Tells a person's own command or web address of what happened to a run: recovery.on_event and
 recovery.on_event_url.
 
-Changes nothing about the run: one that fails, or hangs, costs its deadline and a warning. An event
-of an attempt is told once, however often the attempt is decided on. No secret that the job's
+Changes nothing about the run: one that fails, or hangs, costs its deadline and a warning, and all
+that there is to tell is told at the same time, so that it costs one. An event of an attempt is told
+once, however often the attempt is decided on. No secret that the job's
 environment or the run's spec holds leaves in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -25,7 +27,7 @@ from ftslurm.run.attempts import append_event, read_attempt, read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord
 from ftslurm.run.secret import is_secret, open_record, without_secrets
-from ftslurm.run.spec import CheckpointSpec
+from ftslurm.run.spec import CheckpointSpec, RecoverySpec
 
 STOPPED = "stop"
 THIRD_FAILURE = "third_failure"
@@ -97,6 +99,7 @@ def tell(
     told = {event["event"] for event in read_events(paths) if event["kind"] == TOLD}
     with contextlib.suppress(FtslurmError):
         open_record(layout, environ)  # so that without_secrets knows the values
+    texts: dict[str, str] = {}
     for kind in [kind for kind in kinds if kind not in told]:
         message = {
             "schema_version": 1,
@@ -113,15 +116,38 @@ def tell(
             key: redacted(value, environ) if isinstance(value, str) else value
             for key, value in message.items()
         }
-        text = json.dumps(clean, sort_keys=True)
+        texts[kind] = json.dumps(clean, sort_keys=True)
         with best_effort("not in the journal"):
             append_event(paths, TOLD, now=now, event=kind)
-        failures = [
-            _run(rules.on_event, kind, text, environ) if rules.on_event else "",
-            _post(rules.on_event_url, text) if rules.on_event_url else "",
-        ]
-        for failed in filter(None, failures):
-            warn(f"nobody may have been told of `{kind}`: {redacted(failed, environ)}")
+    for kind, failed in _tell_all(rules, texts, environ):
+        warn(f"nobody may have been told of `{kind}`: {redacted(failed, environ)}")
+
+
+def _tell_all(
+    rules: RecoverySpec, texts: Mapping[str, str], environ: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Kinds that failed, each with why. Each way has a deadline of its own, and none waits for
+    another."""
+    failures: list[tuple[str, str]] = []
+
+    def work(kind: str, way: Callable[[], str]) -> None:
+        failed = way()
+        if failed:
+            failures.append((kind, failed))
+
+    threads = []
+    for kind, text in texts.items():
+        ways: list[Callable[[], str]] = []
+        if rules.on_event:
+            ways.append(functools.partial(_run, rules.on_event, kind, text, environ))
+        if rules.on_event_url:
+            ways.append(functools.partial(_post, rules.on_event_url, text))
+        threads += [threading.Thread(target=work, args=(kind, way), daemon=True) for way in ways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
 
 
 def redacted(text: str, environ: Mapping[str, str]) -> str:

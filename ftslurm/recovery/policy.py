@@ -33,7 +33,7 @@ from ftslurm.run.control import PAUSE
 from ftslurm.run.spec import RecoverySpec
 
 if TYPE_CHECKING:
-    from ftslurm.diagnosis.classify import Finding
+    from ftslurm.diagnosis.finding import Finding
 
 # Actions: the words that `ftslurm recover` prints and the batch script acts on.
 DONE = "done"
@@ -146,8 +146,8 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Clue:
-    """One line that decided, and where it stands."""
+class DecisiveLine:
+    """Text that decided, and where it stands."""
 
     text: str
     file: Optional[str]
@@ -177,14 +177,14 @@ class Decision:
     """What is left of the cause's budget."""
     confidence: Optional[float] = None
     blamed: Optional[Blamed] = None
-    evidence: tuple[Clue, ...] = ()
+    evidence: tuple[DecisiveLine, ...] = ()
     exclude: tuple[str, ...] = ()
     """Nodes on which the run is not placed again."""
     wait_s: float = 0.0
     """Before the next attempt."""
     restore_before: Optional[int] = None
     """The next attempt adopts only committed steps below this one."""
-    skip_steps: tuple[tuple[int, int], ...] = ()
+    skip_steps: Optional[tuple[int, int]] = None
     """First and last of the steps whose batches are passed over from now on."""
 
 
@@ -232,7 +232,7 @@ def _with_finding(decision: Decision, evidence: Evidence) -> Decision:
         decision,
         confidence=finding.confidence,
         blamed=None if blamed == Blamed(None, None, None) else blamed,
-        evidence=tuple(Clue(clue.text, clue.file, clue.line) for clue in finding.clues),
+        evidence=tuple(DecisiveLine(clue.text, clue.file, clue.line) for clue in finding.clues),
     )
 
 
@@ -244,12 +244,12 @@ def _by_outcome(
         return Decision(DONE, CAUSE_FINISHED, "the run has finished")
     if outcome is not None and outcome.result == STOPPED and outcome.order is not None:
         return _after_order(evidence, outcome)
-    if outcome is not None and outcome.result == STOPPED and evidence.evicted and not evidence.term:
-        return _after_eviction(evidence, outcome)
     if outcome is not None and outcome.result == STOPPED:
-        if outcome.committed_step == outcome.step or evidence.progressed:
-            return Decision(REQUEUED, CAUSE_ASKED, how_it_stopped(evidence, outcome))
-        return _after_unsaved_stop(history, evidence, outcome, rules.max_failures)
+        if outcome.committed_step != outcome.step and not evidence.progressed:
+            return _after_unsaved_stop(history, evidence, outcome, rules.max_failures)
+        if evidence.evicted and not evidence.term:
+            return _after_eviction(evidence, outcome)
+        return Decision(REQUEUED, CAUSE_ASKED, how_it_stopped(evidence, outcome))
     if evidence.term:
         return Decision(REQUEUED, CAUSE_ASKED, f"the job was told to end; {resume_point(evidence)}")
     if evidence.controller_away:

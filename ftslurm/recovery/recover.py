@@ -20,15 +20,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.diagnosis.finding import DEADLINE_S, IN_GRACE_S, find
+from ftslurm.diagnosis.find import DEADLINE_S, IN_GRACE_S, find
 from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
+from ftslurm.recovery.ask_agents import tell_ended
 from ftslurm.recovery.backoff import wait
 from ftslurm.recovery.budgets import identity
-from ftslurm.recovery.evidence import ranks_were_started, read_evidence, read_history
-from ftslurm.recovery.leader import tell_ended
+from ftslurm.recovery.evidence import (
+    ranks_were_started,
+    read_evidence,
+    read_history,
+    with_finding,
+)
 from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
+    CAUSE_ASKED,
     CAUSE_FAILED,
     CAUSE_NEVER_RETRY,
     CAUSE_NOT_STARTED,
@@ -40,23 +46,25 @@ from ftslurm.recovery.policy import (
     decide,
     obey,
 )
-from ftslurm.recovery.successor import OwnJob, cancel_successors, submit_from_job
+from ftslurm.recovery.successor import (
+    OwnJob,
+    cancel_successors,
+    has_given_way,
+    submit_from_job,
+)
 from ftslurm.run.attempts import Outcome, append_event
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
-from ftslurm.run.skipped import note_skip
 from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
+from ftslurm.scheduler.accounting import CLOCKS_S
 from ftslurm.scheduler.protocol import Scheduler
 
 EARLIEST_WARNING_S = 70
 """How much before the asked lead Slurm may send the warn signal (8 s seen, up to 60 s by
 sbatch(1)), and some seconds for a start that would be in vain."""
-
-CLOCKS_S = 5
-"""How far the clocks of a node and of slurmctld may be apart."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
@@ -108,11 +116,14 @@ def recover(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Decision:
     """Decide, write it down, act, wait; the decision as it stands at the end."""
-    with best_effort("not in the journal"):
-        append_event(layout.attempt(attempt), "ranks_ended", now=now, rc=rc, term=term)
     record = read_record(layout)
     own_job = OwnJob.of(layout, record, scheduler, environ)
     own_job = dataclasses.replace(own_job, submit=submit, now=now, sleep=sleep)
+    if has_given_way(own_job):
+        # By another's decision, which is on record; and what ends the job now is no person's word.
+        return Decision(REQUEUED, CAUSE_ASKED, "the job has given way to the run's next one")
+    with best_effort("not in the journal"):
+        append_event(layout.attempt(attempt), "ranks_ended", now=now, rc=rc, term=term)
     tell_ended(own_job, attempt, rc=rc, in_grace=term or rc == RANK_STOPPED)
     evidence, decision = _decide(own_job, environ, attempt, rc=rc, term=term)
 
@@ -126,7 +137,6 @@ def recover(
         while _is_away(scheduler):
             sleep(2.0)
         return decision
-    _note_skips(own_job, attempt, decision)
     decision = act(own_job, environ, evidence, decision, put_on_record)
     _tell_people(own_job, environ, evidence, decision)
     if decision.action == RESTART and decision.wait_s > 0:
@@ -166,7 +176,7 @@ def _decide(
             term=term,
             deadline_s=IN_GRACE_S if in_grace else DEADLINE_S,
         )
-        evidence = dataclasses.replace(evidence, finding=finding, unclassified=why_none)
+        evidence = with_finding(evidence, finding, why_none)
         decision = decide(history, evidence, rules)
     if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, job.now()):
         evidence = dataclasses.replace(evidence, limit_is_near=True)
@@ -197,13 +207,6 @@ def _wait(
     if decision.action == RESTART:
         return decision
     return act(job, environ, evidence, amend(decision), amend)
-
-
-def _note_skips(job: OwnJob, attempt: int, decision: Decision) -> None:
-    if decision.action in (RESTART, REQUEUED):
-        for steps in decision.skip_steps:
-            with best_effort("the batches to pass over are not on record"):
-                note_skip(job.layout, steps, attempt=attempt, now=job.now)
 
 
 def _tell_people(

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.evidence import read_decision
-from ftslurm.recovery.keep_out import keep_out_of_waiting, standing_exclusions
+from ftslurm.recovery.keep_out import keep_out_of_waiting, settle_exclusions
 from ftslurm.recovery.policy import ENDED, STOP
 from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events, read_outcome
 from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, Job, add_job, read_jobs
@@ -36,6 +36,9 @@ from ftslurm.scheduler.sbatch import (
 
 GAVE_WAY = "gave_way"
 """Event of an attempt whose batch loop has cancelled its own job in favour of the successor."""
+
+RECENT_ATTEMPTS = 3
+"""In whose journals GAVE_WAY is looked for: who notes it may not see yet what was claimed last."""
 
 LONGEST_PAUSE_S = 5.0
 
@@ -88,8 +91,7 @@ def reason_to_leave(job: OwnJob) -> Optional[str]:
     if is_persons_word(job):
         return None
     newest = claimed_numbers(job.layout)[-1]
-    paths = job.layout.attempt(newest)
-    decision = read_decision(paths)
+    decision = read_decision(job.layout.attempt(newest))
     if decision.get("action") in (STOP, ENDED):
         return f"attempt {newest} has ended the run: {decision['reason']}"
     order = order_to_act_on(job.layout, newest)
@@ -98,10 +100,26 @@ def reason_to_leave(job: OwnJob) -> Optional[str]:
     own = _own(job)
     if own is None or own.queued_by != BY_BATCH or own.after is None or _has_begun(job):
         return None
-    gave_way = any(event["kind"] == GAVE_WAY for event in read_events(paths))
-    if not gave_way and job.scheduler.was_cancelled(own.after):
+    if not _noted_ways(job.layout, own.after) and job.scheduler.was_cancelled(own.after):
         return f"somebody has cancelled job {own.after}, which this one was to follow"
     return None
+
+
+def has_given_way(job: OwnJob) -> bool:
+    """Whether our own job is, or is about to be, cancelled in favour of its successor. What it did
+    before Slurm queued it again does not count."""
+    counts = [event.get("restart_count") for event in _noted_ways(job.layout, job.job_id)]
+    return any(count in (None, job.restart_count) for count in counts)
+
+
+def _noted_ways(layout: RunLayout, job_id: str) -> list[dict[str, Any]]:
+    """The events by which this job has given way, in the newest attempts of whichever job."""
+    return [
+        event
+        for number in claimed_numbers(layout)[-RECENT_ATTEMPTS:]
+        for event in read_events(layout.attempt(number))
+        if event["kind"] == GAVE_WAY and event.get("job_id") == job_id
+    ]
 
 
 def order_to_act_on(layout: RunLayout, number: int) -> Optional[str]:
@@ -157,18 +175,21 @@ def ensure_successor(job: OwnJob, *, give_up: Callable[[], bool] = lambda: False
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def queue_beside(job: OwnJob) -> str:
-    """Id of a job that goes on with the run without waiting for the end of ours. SchedulerError:
-    there is none."""
+def queue_beside(job: OwnJob, *, without: Sequence[str] = ()) -> str:
+    """Id of a job that goes on with the run without waiting for the end of ours, nor for the nodes
+    `without` which it has to start, whatever is known of them. SchedulerError: there is none."""
     if job.scheduler.name == "local":
         raise RefusedError("a run on this machine has one job at a time")
+    begun = follower_that_has_begun(job)
+    if begun is not None:
+        return begun
     waiting = _waiting(job)
     found = _beside(job, waiting)
     if found is not None:
-        _keep_out(job, found)
+        _keep_out(job, found, without)
         return found
     try:
-        job_id = _queue(job, waits=False)
+        job_id = _queue(job, waits=False, without=without)
     except UnclearError:
         found = _beside(job, _waiting(job))
         if found is None:
@@ -182,13 +203,22 @@ def queue_beside(job: OwnJob) -> str:
     return job_id
 
 
+def follower_that_has_begun(job: OwnJob) -> Optional[str]:
+    """Id of the job that was queued to follow ours, and has claimed the newest attempt."""
+    numbers = claimed_numbers(job.layout)
+    newest = read_attempt(job.layout, numbers[-1]).job_id if numbers else None
+    followers = [one.job_id for one in read_jobs(job.layout) if one.after == job.job_id]
+    return newest if newest in followers else None
+
+
 def _beside(job: OwnJob, waiting: Sequence[QueuedJob]) -> Optional[str]:
     return next((one.job_id for one in waiting if not one.waits_for(job.job_id)), None)
 
 
-def _keep_out(job: OwnJob, job_id: str) -> None:
+def _keep_out(job: OwnJob, job_id: str, without: Sequence[str] = ()) -> None:
     """What has been learned of nodes since the successor was queued holds for it too."""
-    keep_out_of_waiting(job, job_id, list(standing_exclusions(job)), for_s=KEEP_OUT_S)
+    names = sorted({*settle_exclusions(job), *without})
+    keep_out_of_waiting(job, job_id, names, for_s=KEEP_OUT_S)
 
 
 def find_successor(job: OwnJob) -> Optional[str]:
@@ -218,7 +248,7 @@ def _waiting(job: OwnJob) -> list[QueuedJob]:
     return [one for one in waiting if one.job_id != job.job_id]
 
 
-def _queue(job: OwnJob, *, waits: bool = True) -> str:
+def _queue(job: OwnJob, *, waits: bool = True, without: Sequence[str] = ()) -> str:
     try:
         *options, script = frozen_arguments(job.layout)
     except RunError as error:
@@ -229,7 +259,7 @@ def _queue(job: OwnJob, *, waits: bool = True) -> str:
         after = f"singleton,{after}"
     # Of two --dependency the last one holds.
     arguments = [*options, *([f"--dependency={after}"] if waits else []), script]
-    job_id = job.submit(with_excluded(arguments, list(standing_exclusions(job))))
+    job_id = job.submit(with_excluded(arguments, sorted({*settle_exclusions(job), *without})))
     _note(job, job_id)
     return job_id
 

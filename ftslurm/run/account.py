@@ -22,7 +22,7 @@ from ftslurm.run.attempt_records import (
 from ftslurm.run.attempts import numbers
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.srun_lines import RankExit, lost_node, parse_lines
-from ftslurm.run.timeline import EXIT_KINDS, in_order
+from ftslurm.run.timeline import RANK_EXIT, in_order
 
 _LAUNCHER_BYTES = 4 << 20
 KEPT_TOLD = 8
@@ -105,7 +105,7 @@ def _ranks(
     by_rank = {int(record["rank"]): record for record in errors}
     launcher = {item.rank: item for item in exits}
     seen = {int(rank): view for rank, view in here.agents.get("ranks", {}).items()}
-    agent = {int(e["rank"]): e for e in here.agent_events if e["kind"] in EXIT_KINDS}
+    agent = {int(e["rank"]): e for e in here.agent_events if e["kind"] == RANK_EXIT}
     known = {*by_rank, *launcher, *seen, *agent}
     world = range(here.world_size or 0)
     return [

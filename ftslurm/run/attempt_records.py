@@ -18,6 +18,7 @@ from ftslurm.run.attempts import (
     Attempt,
     Outcome,
     Progress,
+    node_of,
     read_attempt,
     read_events,
     read_outcome,
@@ -69,11 +70,10 @@ class Records:
         return self.claim.world_size if self.claim else None
 
     def node_of(self, rank: int) -> Optional[str]:
-        """srun fills one node after the other (its default distribution)."""
-        each = self.claim.tasks_per_node if self.claim else None
-        place = rank // each if each else None
-        nodes = self.claim.nodes if self.claim else []
-        return nodes[place] if place is not None and place < len(nodes) else None
+        """None: a record of before it was noted."""
+        if self.claim is None or not self.claim.tasks_per_node:
+            return None
+        return node_of(self.claim.nodes, rank, self.claim.tasks_per_node)
 
     @property
     def trained_at(self) -> Optional[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, TypeVar
 
@@ -64,6 +64,12 @@ class Attempt:
     """None: as in the spec (a record of an older ftslurm)."""
     world_size: Optional[int] = None
     """Ranks; fewer than the spec's where nodes were missing. None: as in the spec."""
+
+
+def node_of(nodes: Sequence[str], rank: int, tasks_per_node: int) -> Optional[str]:
+    """Where srun has put a rank: it fills one node after the other (its default distribution)."""
+    place = rank // tasks_per_node
+    return nodes[place] if place < len(nodes) else None
 
 
 @dataclass(frozen=True)

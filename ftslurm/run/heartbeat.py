@@ -15,10 +15,12 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
+
+from ftslurm.run.process_stat import process_stat
 
 PHASES = (
     "starting",
@@ -37,8 +39,11 @@ RING = 32
 SIZE_BYTES = 4096
 
 MAGIC = b"FTSBEAT1"
-# Magic, rank, attempt, pid, dump signal, start ticks, namespace of the pid, node.
-HEADER = struct.Struct("=8sIIIIQQ64s")
+# Magic, rank, attempt, pid, dump signal, whether devices wait, start ticks, namespace of the pid,
+# node. Two of them are told later, each by itself: packing clears what it is about to write.
+HEADER = struct.Struct("=8sIIIIIQQ64s")
+WORD = struct.Struct("=I")
+DUMP_SIGNAL_AT, DEVICES_WAIT_AT = 20, 24
 # Two sections, each written to its two places in turn; see _section.
 PROGRESS = struct.Struct("=QQqddddddddddQ")
 COLLECTIVE = struct.Struct("=QQQdd40sQ")
@@ -92,6 +97,8 @@ class RankView:
     """Whether it waits in `collective`; on CUDA the host does not, the device does."""
     collective_age_s: float
     """Since it entered `collective`."""
+    devices_wait: bool
+    """The host never waits in a collective, its device does (CUDA)."""
     alive: bool
     proc_state: str
     """Letter of /proc/PID/stat (T: stopped, D: in the kernel), empty when the process is gone, `?`
@@ -110,13 +117,16 @@ class Note:
 
 
 def beats_folder(environ: Mapping[str, str], attempt: int) -> Optional[Path]:
-    """Where the ranks of `attempt` on this node beat; None: outside of a Slurm job, unless
-    FTSLURM_BEATS names a folder to use in place of the job's own in /dev/shm."""
+    """Where the ranks of `attempt` on this node beat: in a folder of the job's, in /dev/shm or in
+    what FTSLURM_BEATS names; None: outside of a Slurm job without FTSLURM_BEATS."""
     named = environ.get("FTSLURM_BEATS")
     job = environ.get("SLURM_JOB_ID", "")
-    if not named and not job.isdigit():
+    if job.isdigit():
+        base = Path(named or "/dev/shm", f"ftslurm-{os.getuid()}-{job}")
+    elif named:
+        base = Path(named)
+    else:
         return None
-    base = Path(named) if named else Path("/dev/shm", f"ftslurm-{os.getuid()}-{job}")
     return base / f"attempt-{attempt:04d}"
 
 
@@ -129,9 +139,26 @@ def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"stacks-{rank:05d}"
 
 
+def nccl_pipe_stem(folder: Path) -> str:
+    """To which torch adds the rank and `.pipe`: a line in there has NCCL's record written."""
+    return str(folder / "nccl-")
+
+
+def nccl_pipe(folder: Path, rank: int) -> Path:
+    return Path(f"{nccl_pipe_stem(folder)}{rank}.pipe")
+
+
+def is_private(folder: Path) -> bool:
+    """Whether `folder` and its parent are this user's: whoever else has laid them could have put
+    anything there, which is neither believed nor signalled."""
+    return _is_own_folder(folder.parent) and _is_own_folder(folder)
+
+
 def read_views(folder: Path, node: str) -> list[RankView]:
     """The ranks of `node` that beat in `folder`, by rank."""
-    views = []
+    views: list[RankView] = []
+    if not is_private(folder):
+        return views
     with contextlib.suppress(OSError):
         for path in sorted(folder.glob("rank-*")):
             with contextlib.suppress(OSError):
@@ -144,10 +171,9 @@ def read_views(folder: Path, node: str) -> list[RankView]:
 def read_notes(folder: Path, rank: int) -> list[Note]:
     """The rank's newest collectives, oldest first; those being written are left out."""
     try:
-        data, again = (beat_file(folder, rank).read_bytes() for _ in range(2))
+        with _opened(beat_file(folder, rank)) as fd:
+            data, again = (os.pread(fd, SIZE_BYTES, 0) for _ in range(2))
     except OSError:
-        return []
-    if min(len(data), len(again)) < SIZE_BYTES or not data.startswith(MAGIC):
         return []
     now = time.monotonic()
     notes = []
@@ -162,11 +188,10 @@ def read_notes(folder: Path, rank: int) -> list[Note]:
 def dump_signal(folder: Path, rank: int) -> int:
     """The signal on which the rank writes its stacks; 0: it does not (yet)."""
     try:
-        data = beat_file(folder, rank).read_bytes()
+        with _opened(beat_file(folder, rank)) as fd:
+            return int(WORD.unpack(os.pread(fd, WORD.size, DUMP_SIGNAL_AT))[0])
     except OSError:
         return 0
-    is_ours = len(data) >= SIZE_BYTES and data.startswith(MAGIC)
-    return int(HEADER.unpack_from(data)[4]) if is_ours else 0
 
 
 def aged(view: RankView, by_s: float) -> RankView:
@@ -177,14 +202,14 @@ def aged(view: RankView, by_s: float) -> RankView:
 
 def process_state(pid: int, ticks: int) -> str:
     """Letter of the state of the process that began at `ticks`; empty: it is gone."""
-    found = _stat(pid)
-    return found[0] if found is not None and found[1] == ticks else ""
+    found = process_stat(pid)
+    return found.state if found is not None and found.started == ticks else ""
 
 
 def start_ticks(pid: int) -> Optional[int]:
     """When `pid` began, in clock ticks since boot; None: there is no such process."""
-    found = _stat(pid)
-    return None if found is None else found[1]
+    found = process_stat(pid)
+    return None if found is None else found.started
 
 
 def pid_namespace() -> int:
@@ -200,23 +225,42 @@ def make_private(folder: Path) -> None:
     the way is an OSError, and never written into."""
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        if not _is_own_folder(path):
             raise PermissionError(f"`{path}` is not a folder of this user's")
 
 
-def _read(path: Path, node: str) -> Optional[RankView]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _is_own_folder(path: Path) -> bool:
     try:
-        header = os.pread(fd, HEADER.size, 0)
-        if len(header) < HEADER.size or not header.startswith(MAGIC):
-            return None
-        progress = _section(fd, PROGRESS_AT, PROGRESS)
-        collective = _section(fd, COLLECTIVE_AT, COLLECTIVE)
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A beat's file of this user, to be read; anything else is a PermissionError."""
+    # Without O_NONBLOCK a pipe in its place would be waited for.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+        if not is_own or found.st_size < SIZE_BYTES or os.pread(fd, len(MAGIC), 0) != MAGIC:
+            raise PermissionError(f"`{path}` is no heartbeat of this user's")
+        yield fd
     finally:
         os.close(fd)
-    _, rank, attempt, pid, _, ticks, namespace, own_node = HEADER.unpack(header)
-    if _text(own_node) != node:
+
+
+def _read(path: Path, node: str) -> Optional[RankView]:
+    """None: of another node, or not to be understood."""
+    with _opened(path) as fd:
+        header = os.pread(fd, HEADER.size, 0)
+        progress = _section(fd, PROGRESS_AT, PROGRESS)
+        collective = _section(fd, COLLECTIVE_AT, COLLECTIVE)
+    _, rank, attempt, pid, _, devices_wait, ticks, namespace, own_node = HEADER.unpack(header)
+    is_known = progress[0] < len(PHASES) and path == beat_file(path.parent, rank)
+    if not is_known or _text(own_node) != node:
         return None
     now = time.monotonic()
     phase, step, beat_at, phase_at, step_at, wall_s, own_s, cpu_s, *medians = progress
@@ -244,6 +288,7 @@ def _read(path: Path, node: str) -> Optional[RankView]:
         collective=_text(name),
         in_collective=waits_for != 0,
         collective_age_s=now - entered_at if seq else 0.0,
+        devices_wait=devices_wait != 0,
         # A zombie trains no more.
         alive=state not in ("", "Z", "X"),
         proc_state=state,
@@ -274,13 +319,3 @@ def _section(fd: int, offset: int, form: struct.Struct) -> tuple[Any, ...]:
 
 def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode(errors="replace")
-
-
-def _stat(pid: int) -> Optional[tuple[str, int]]:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name in parentheses may hold anything; field 3 is the state, field 22 the start (proc(5)).
-    state, *rest = text.rpartition(")")[2].split()
-    return state, int(rest[18])

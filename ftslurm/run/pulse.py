@@ -29,7 +29,7 @@ USUAL_STEPS = 64
 LEAST_USUAL_STEPS = 3
 """How many it takes to tell what is usual."""
 _ASIDE = (EVALUATING, SAVING)
-"""Phases in the midst of training that are no part of a step."""
+"""Phases in the midst of training that are no part of a step; so is compiling after the first."""
 
 
 class Pulse:
@@ -82,14 +82,14 @@ class Pulse:
         try:
             form.make_private(folder)
             memory = _map_new(path)
-        except OSError as error:
+            ticks, namespace = form.start_ticks(os.getpid()) or 0, form.pid_namespace()
+        except Exception as error:  # noqa: BLE001 - without a heartbeat it trains all the same
             warn(f"rank {env.rank} has no heartbeat ({error}); nobody will see it hang")
             return cls.unseen()
         # First the beat, then the header by which a reader knows the file.
         pulse = cls(memory, path=path, rank=env.rank)
-        pid, node = os.getpid(), env.node.encode()[:64]
-        ticks, namespace = form.start_ticks(pid) or 0, form.pid_namespace()
-        names = (env.rank, env.attempt, pid, 0, ticks, namespace, node)
+        node = env.node.encode()[:64]
+        names = (env.rank, env.attempt, os.getpid(), 0, 0, ticks, namespace, node)
         form.HEADER.pack_into(memory, 0, form.MAGIC, *names)
         return pulse
 
@@ -103,9 +103,12 @@ class Pulse:
 
     def dumps_on(self, signal_number: int) -> None:
         """Say that this signal makes the process write its stacks; before, it would end it."""
-        header = list(form.HEADER.unpack_from(self._memory))
-        header[4] = signal_number
-        form.HEADER.pack_into(self._memory, 0, *header)
+        form.WORD.pack_into(self._memory, form.DUMP_SIGNAL_AT, signal_number)
+
+    def devices_wait(self) -> None:
+        """Say that a wait for a collective returns to the host at once (CUDA): that the host is in
+        none tells nothing."""
+        form.WORD.pack_into(self._memory, form.DEVICES_WAIT_AT, 1)
 
     def phase(self, name: str) -> None:
         """Enter a phase of PHASES."""
@@ -159,7 +162,7 @@ class Pulse:
     def waited(self, seconds: float) -> None:
         """So much of the step was spent waiting for others; said by any thread, counted only on
         the one that trains."""
-        if threading.get_ident() == self._owner and self.phase_name not in _ASIDE:
+        if threading.get_ident() == self._owner and not self._is_aside(self.phase_name):
             self._waited_s += seconds
 
     def enter(self, name: str) -> int:
@@ -221,17 +224,21 @@ class Pulse:
         with contextlib.suppress(OSError):
             self.path.unlink()
             form.stacks_file(self.path.parent, self.rank).unlink(missing_ok=True)
+            form.nccl_pipe(self.path.parent, self.rank).unlink(missing_ok=True)
             # Whoever is last; a folder with anything in it stays.
             self.path.parent.rmdir()
             self.path.parent.parent.rmdir()
 
     def _note_aside(self, name: str, now: float) -> None:
         """What other phases take is taken off the step."""
-        if self.phase_name in _ASIDE:
+        if self._is_aside(self.phase_name):
             self._aside_s += now - self._phase_at
             self._aside_cpu_s += time.thread_time() - self._aside_cpu_at_s
-        if name in _ASIDE:
+        if self._is_aside(name):
             self._aside_cpu_at_s = time.thread_time()
+
+    def _is_aside(self, phase: str) -> bool:
+        return phase in _ASIDE or (phase == COMPILING and self._has_stepped)
 
     def _encode(self, name: str) -> bytes:
         if len(self._names) > 1000:

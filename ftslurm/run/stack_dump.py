@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from pathlib import Path
 
 from ftslurm.errors import warn
 from ftslurm.run.heartbeat import stacks_file
@@ -18,11 +17,6 @@ from ftslurm.run.pulse import Pulse
 DUMP_SIGNAL = signal.SIGRTMIN + 3
 """glibc keeps 32 and 33 for its threads and gives 34 as SIGRTMIN; torch and its libraries use
 SIGUSR2 and none above."""
-
-
-def nccl_pipe_stem(folder: Path) -> str:
-    """To which torch adds the rank and `.pipe`: a line in there has NCCL's record written."""
-    return str(folder / "nccl-")
 
 
 def write_stacks_on_signal(pulse: Pulse) -> None:

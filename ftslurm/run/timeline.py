@@ -26,7 +26,8 @@ LATE_S = 0.25
 LAST_WORD = "the last step on record, after which it came"
 ASKED = "the ranks were asked to leave"
 
-EXIT_KINDS = ("exit", "rank_exit")
+RANK_EXIT = "rank_exit"
+"""An agent's event: a rank of its node is gone."""
 DEADLY_FINDINGS = ("hang", "node_lost", "leader_lost")
 BATCH_KINDS = (
     "claimed", "ranks_ended", "decided", "told", "requeue_asked", "gave_way",
@@ -214,7 +215,7 @@ def _signs_of_failure(facts: Facts) -> Iterator[tuple[float, str]]:
         at = facts.clocks.corrected(record.get("node"), float(record["at"]))
         yield at, f"error record of rank {record.get('rank')}"
     for event in facts.agent_events:
-        if event["kind"] in EXIT_KINDS and not _is_clean(event):
+        if event["kind"] == RANK_EXIT and not _is_clean(event):
             yield float(event["at"]), f"end of rank {event.get('rank')}, seen by its node's agent"
     for finding in facts.findings:
         if finding.get("kind") in DEADLY_FINDINGS and finding.get("since") is not None:
@@ -244,7 +245,7 @@ def _detected(
         if finding.get("kind") in DEADLY_FINDINGS and finding.get("at") is not None:
             found.append((float(finding["at"]), f"the agents' finding `{finding['kind']}`"))
     for event in facts.agent_events:
-        if event["kind"] in EXIT_KINDS and not _is_clean(event):
+        if event["kind"] == RANK_EXIT and not _is_clean(event):
             found.append((float(event["at"]), f"the agent of {event.get('node')}"))
     possible = [item for item in found if failed is None or item[0] >= failed - SLACK_S]
     return min(possible, default=(None, "unknown"))

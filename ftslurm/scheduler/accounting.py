@@ -26,9 +26,8 @@ DELIMITER = "^|^"
 """No field that is asked for holds text of a user's, and still: a `|` in one would shift the rest
 (-P alone cannot tell)."""
 
-# FailedNode is of 23.02, Restarts and SLUID of 24.11.
-FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "Reason", "FailedNode",
-          "Restarts", "SLUID")  # fmt: skip
+# FailedNode is of 23.02, Restarts of 24.11.
+FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "Reason", "FailedNode", "Restarts")
 
 _STAMP = "%Y-%m-%dT%H:%M:%S"
 _CODE = re.compile(r"(\d+):(\d+)")
@@ -63,8 +62,6 @@ class JobRun:
     signal: Optional[int]
     start_at: Optional[float]
     end_at: Optional[float]
-    nodes: str
-    """Hostlist."""
     failed_node: Optional[str]
     reason: str
     """Why it waited before this run: no reason for its end."""
@@ -195,7 +192,6 @@ def _job(row: dict[str, str]) -> JobRun:
         signal=number,
         start_at=_at(row.get("Start", "")),
         end_at=_at(row.get("End", "")),
-        nodes=_text(row.get("NodeList", "")),
         failed_node=_text(row.get("FailedNode", "")) or None,
         reason=_text(row.get("Reason", "")),
         restarts=int(restarts) if restarts.isdigit() else None,

@@ -139,6 +139,9 @@ class LocalScheduler:
     def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
         return None
 
+    def all_nodes(self) -> Optional[list[str]]:
+        return None
+
     def excluded_nodes(self, job_id: str) -> list[str]:
         return []
 

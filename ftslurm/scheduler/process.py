@@ -9,8 +9,9 @@ import ctypes
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Optional
+
+from ftslurm.run.process_stat import process_stat
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -25,13 +26,8 @@ class ProcessName:
     @classmethod
     def of(cls, pid: int) -> Optional[ProcessName]:
         """None when there is no such process, or only its zombie."""
-        try:
-            text = Path(f"/proc/{pid}/stat").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        # The command's name may hold any byte, spaces and parentheses too; the last one closes it.
-        state, *fields = text.rpartition(b")")[2].split()
-        return None if state in b"ZX" else cls(pid, int(fields[18]))
+        found = process_stat(pid)
+        return None if found is None or found.state in "ZX" else cls(pid, found.started)
 
     @classmethod
     def from_record(cls, record: Optional[dict[str, Any]]) -> Optional[ProcessName]:

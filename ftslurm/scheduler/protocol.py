@@ -219,6 +219,9 @@ class Scheduler(Protocol):
         not drained, with the features it asks for (as sbatch --constraint takes them); None: nobody
         can say just now."""
 
+    def all_nodes(self) -> Optional[list[str]]:
+        """The nodes that there are, in whatever state; None: nobody can say just now."""
+
     def excluded_nodes(self, job_id: str) -> list[str]:
         """Nodes that a job is kept off; SchedulerError when nobody can say."""
 

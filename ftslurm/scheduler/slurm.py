@@ -261,6 +261,16 @@ class SlurmScheduler:
             return None
         return parse_serving(shown, features)
 
+    def all_nodes(self) -> Optional[list[str]]:
+        # --all: those of partitions that are hidden from this user too.
+        argv = ["sinfo", "--noheader", "--all", "--Node", "--format=%N"]
+        try:
+            if not self.controller_alive():
+                return None
+            return sorted(set(self._checked(argv).split())) or None
+        except SchedulerError:
+            return None
+
     def excluded_nodes(self, job_id: str) -> list[str]:
         done = self._squeue(job_id, "--format=%x")
         if done.rc != 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -18,9 +19,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
+from ftslurm.run.heartbeat import COMPILING, TRAINING, nccl_pipe_stem
 from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment
-from ftslurm.run.stack_dump import nccl_pipe_stem
 
 # Methods by which torch.distributed starts a collective, in all versions; those that are there
 # are noted. Each returns a Work, or None where this rank has no part in it.
@@ -62,6 +63,9 @@ class _Notes:
         """Number of the collective by id of its Work; replaced when an id comes again."""
         self.labels: dict[tuple[str, torch.dtype, int], str] = {}
         self.is_installed = False
+        self.is_compiler_watched = False
+        self.compiles = contextlib.ExitStack()
+        """Holds the phase of a compilation that is under way."""
 
     def label(self, name: str, arguments: Sequence[Any]) -> str:
         """Operation, type and size of its first tensor: only the root of a gather has outputs."""
@@ -130,6 +134,28 @@ def watch_backward(pulse: Pulse, model: torch.nn.Module) -> torch.nn.Module:
     last: Any = parameters[-1]
     last.register_post_accumulate_grad_hook(first)
     return model
+
+
+def watch_compiler() -> None:
+    """A compilation in the midst of training (other shapes) is a phase of its own: no part of the
+    step, and its length no sign of a hang. For a loop that has called torch.compile by now; the
+    first step is in that phase anyhow."""
+    callbacks = sys.modules.get("torch._dynamo.callback")
+    if _notes.is_compiler_watched or callbacks is None:
+        return
+    _notes.is_compiler_watched = True
+    # Both come once for all that is compiled within one call, with arguments since torch 2.7.
+    callbacks.on_compile_start(_compile_begins)
+    callbacks.on_compile_end(_compile_ended)
+
+
+def _compile_begins(*_: Any) -> None:
+    if _notes.pulse is not None and _notes.pulse.phase_name == TRAINING:
+        _notes.compiles.enter_context(_notes.pulse.aside(COMPILING))
+
+
+def _compile_ended(*_: Any) -> None:
+    _notes.compiles.close()
 
 
 def prepare_nccl(environ: MutableMapping[str, str], env: RankEnvironment, pulse: Pulse) -> None:

@@ -147,6 +147,8 @@ def open_session(env: RankEnvironment, record: RunRecord, pulse: Pulse) -> Sessi
     pulse.measure_over(record.spec.recovery.straggler_window_steps)
     prepare_nccl(os.environ, env, pulse)
     groups = open_groups(env, record.spec, run_id=record.run_id)
+    if groups.device.type == "cuda":
+        pulse.devices_wait()
     log.info("rank %d of %d on %s, %s", env.rank, env.world_size, env.node, groups.device)
     return Session(env, record, groups, stop_flag, pulse=pulse)
 

@@ -30,7 +30,7 @@ from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment, StopFlag
 from ftslurm.run.record import RunRecord
 from ftslurm.train import parallel
-from ftslurm.train.beats import watch_backward, watch_collectives
+from ftslurm.train.beats import watch_backward, watch_collectives, watch_compiler
 from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.cursor import Cursor
 from ftslurm.train.distributed import Groups
@@ -193,6 +193,7 @@ class Session:
         # A flag set while importing, warming up or restoring takes effect after one step.
         self._agreement.at_boundary(self._word())
         self._pulse.restored(self.step)
+        watch_compiler()
         if self._recorder is not None:
             restored_step = None if restored is None else restored.step
             self._recorder.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)

@@ -177,8 +177,6 @@ def _node(identity: Identity, arguments: argparse.Namespace) -> int:
 
 def _daemon(identity: Identity, arguments: argparse.Namespace) -> int:
     name = arguments.node
-    if name not in daemons.STARTS:
-        raise ClusterError(f"there is no daemon `{name}`; choose {' or '.join(daemons.STARTS)}")
     preflight.check_root()
     with _locked(identity):
         record = live.open_without_daemons(identity)

@@ -127,6 +127,7 @@ def describe(identity: Identity, record: Optional[Record]) -> dict[str, Any]:
         "folder": str(identity.folder),
         "slurm_conf": str(identity.slurm_conf),
         "cluster_name": identity.cluster_name,
+        "controller_address": identity.controller_address,
         "ports": {
             "slurmctld": identity.slurmctld_port,
             "slurmd": identity.slurmd_port,

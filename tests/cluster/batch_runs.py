@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Optional, TypeVar
 
 from fakes.project import RANK, Run, overrides
-from lab import Lab, wait_until
+from lab import Lab, cluster, wait_until
 
 from ftslurm.run.attempts import read_progress
 
@@ -149,6 +150,34 @@ class Group(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         return self._runs[name].result()
+
+
+@contextmanager
+def daemon_away(lab: Lab, name: str, *, verb: str = "kill") -> Iterator[None]:
+    """slurmctld or slurmdbd is killed, or ends by `stop`, and whoever asks for it is refused a
+    connection; started again on what it has left."""
+    shown = lab.status()
+    place = (shown["controller_address"], shown["ports"][name])
+    assert not _refuses(place), f"{name} is away already"
+    _order(lab, verb, name)
+    try:
+        assert _refuses(place), f"{name} is still there"
+        yield
+    finally:
+        _order(lab, "start", name)
+
+
+def _order(lab: Lab, verb: str, name: str) -> None:
+    done = cluster(verb, name, folder=lab.folder)
+    assert done.returncode == 0, done.stderr
+
+
+def _refuses(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 @contextmanager

@@ -5,88 +5,14 @@ The ranks on the nodes that `user.sick` names fail as on a broken GPU, in every 
 
 from __future__ import annotations
 
-from typing import Optional
-
 import pytest
-from batch_runs import LabRun
-from lab import Lab, wait_until
+from lab import Lab
+from sick_runs import SickRun
 
 from ftslurm.recovery.evidence import read_decision
-from ftslurm.run.attempts import Attempt, claimed_numbers, read_attempt
-from ftslurm.run.node_memory import EXCLUDED, FAULT, RETURNED, read_node_events
+from ftslurm.run.node_memory import EXCLUDED, FAULT, RETURNED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-
-SICK = """
-import os
-
-from tests.fakes import rank
-
-train, choose = rank.FakeTraining.train_one_step, rank.FakeTraining.choose
-
-
-def train_one_step(self):
-    if os.environ["SLURMD_NODENAME"] in self.spec.user["sick"].split("+") and self.step >= 5:
-        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-    return train(self)
-
-
-def choose_for_any_number_of_ranks(self):
-    chosen = choose(self)
-    if chosen:
-        parts = chosen["indexes"]
-        chosen["indexes"] = [parts[i % len(parts)] for i in range(self.env.world_size)]
-    return chosen
-
-
-rank.FakeTraining.train_one_step = train_one_step
-rank.FakeTraining.choose = choose_for_any_number_of_ranks
-main = rank.main
-"""
-
-
-class SickRun(LabRun):
-    """A run that cannot train on some nodes."""
-
-    def __init__(self, lab: Lab, name: str, *more: str, sick: str, faults: str = "") -> None:
-        given = ["entry=rank:tests.fakes.sick:main", f"+user.sick={sick}", "steps=40", *more]
-        files = {"tests/fakes/sick.py": SICK}
-        super().__init__(lab, name, *given, faults=faults, files=files, step_s=0.08)
-
-    @property
-    def attempts(self) -> list[Attempt]:
-        layout = self.run.layout
-        return [read_attempt(layout, number) for number in claimed_numbers(layout)]
-
-    def kinds(self) -> list[tuple[str, str]]:
-        return [(event.kind, event.node) for event in read_node_events(self.run.layout)]
-
-    def excluded_by_slurm(self) -> str:
-        return self.lab.show_job(self.job_id).get("ExcNodeList", "")
-
-    def wait_for_requeue(self, times: int = 1, *, timeout_s: float = 60) -> None:
-        """Until the job has been queued again so often, and waits."""
-
-        def waits() -> Optional[bool]:
-            job = self.lab.show_job(self.job_id)
-            is_again = int(job.get("Restarts", 0)) >= times
-            return (job.get("JobState") == "PENDING" and is_again) or None
-
-        wait_until(waits, timeout_s=timeout_s, seen=self.says)
-
-    def wait_for_return(self, *, timeout_s: float = 60) -> None:
-        """Until an allocation that Slurm gave has been given back."""
-        hastened: list[str] = []
-
-        def returned() -> Optional[bool]:
-            # A job whose node died may start at once.
-            waits = self.lab.show_job(self.job_id).get("Reason") == "BeginTime"
-            if waits and not hastened:
-                hastened.append(self.job_id)
-                self.lab.hasten(self.job_id)
-            return (RETURNED in [kind for kind, _ in self.kinds()]) or None
-
-        wait_until(returned, timeout_s=timeout_s, seen=self.says)
 
 
 def test_a_spare_of_the_allocation_stands_in_for_a_node_that_fails(lab: Lab) -> None:

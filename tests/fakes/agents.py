@@ -16,7 +16,7 @@ from pathlib import Path
 from ftslurm.agent.ask import ask
 from ftslurm.files import read_records, write_json
 from ftslurm.run.attempts import Attempt, claim
-from ftslurm.run.heartbeat import read_views
+from ftslurm.run.heartbeat import beats_folder, read_views
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, to_dict
 from ftslurm.scheduler.process import die_with_parent
@@ -105,6 +105,7 @@ class Job:
             "FTSLURM_BEATS": str(self.beats),
             "FOLDER": str(self.folder),
             "SLURM_JOB_ID": JOB,
+            "FTSLURM_JOB_ID": JOB,
             "SLURM_JOB_NODELIST": f"127.0.0.[1-{len(self.nodes)}]",
             "SLURMD_NODENAME": node,
             "SLURM_NODEID": str(self.nodes.index(node)),
@@ -128,9 +129,12 @@ class Job:
 
     def beating(self, attempt):
         """Ranks that train."""
-        folder = self.beats / f"attempt-{attempt:04d}"
+        folder = self.beats_of(attempt)
         views = [view for node in self.nodes for view in read_views(folder, node)]
         return [view for view in views if view.step >= 2]
+
+    def beats_of(self, attempt):
+        return beats_folder(self.environ(self.nodes[0]), attempt)
 
     def start_rank(self, attempt, node, local=0, *arguments):
         rank = self.nodes.index(node) * self.tasks_per_node + local

@@ -6,7 +6,6 @@ ranks that train, each on a connection of its own to the leader. Ends when its s
 
 import dataclasses
 import functools
-import resource
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from ftslurm.agent.duty import Duty
 from ftslurm.agent.loop import Loop
+from ftslurm.agent.main import allow_many_files
 from ftslurm.agent.report import NodeReport, to_row
 from ftslurm.run.heartbeat import RankView
 
@@ -101,13 +101,8 @@ class Answering:
         pass
 
 
-def many_files():
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main(port, nodes, ranks):
-    many_files()
+    allow_many_files()
     loop = Loop(KEY)
     own_port = loop.listen("127.0.0.1", Answering)
     for number in range(1, int(nodes)):

@@ -105,4 +105,4 @@ def slurm(*lines, nodes="", rc=0):
 
 
 def job_row(state, code="0:0", failed="", restarts=0):
-    return f"118|{state}|{code}|{at(NOW)}|{at(NOW + 60)}|n[1-2]|None|{failed}|{restarts}|s"
+    return f"118|{state}|{code}|{at(NOW)}|{at(NOW + 60)}|None|{failed}|{restarts}"

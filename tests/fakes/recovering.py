@@ -54,6 +54,9 @@ class FakeScheduler:
     def serving_nodes(self, *_):
         return None
 
+    def all_nodes(self):
+        return None
+
     def excluded_nodes(self, job_id):
         return self.excluded
 

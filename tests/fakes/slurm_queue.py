@@ -22,6 +22,7 @@ class Slurm:
         self.ids = itertools.count(13)
         self.given = ["n1", "n2"]
         self.serving, self.excluded, self.keeps_list = None, {}, True
+        self.listed = None
 
     def own_job_id(self, environ):
         return environ["SLURM_JOB_ID"]
@@ -67,6 +68,9 @@ class Slurm:
 
     def serving_nodes(self, partition, features):
         return self.serving
+
+    def all_nodes(self):
+        return self.listed
 
     def excluded_nodes(self, job_id):
         return self.excluded.get(job_id, [])

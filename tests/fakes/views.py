@@ -27,6 +27,7 @@ TRAINING_RANK = RankView(
     collective="all_reduce f32[64]",
     in_collective=True,
     collective_age_s=0.1,
+    devices_wait=False,
     alive=True,
     proc_state="S",
 )

@@ -1,0 +1,57 @@
+"""What ended an attempt, asked for within a deadline: the sources are read, then classified.
+
+Whatever goes wrong in it, the attempt is decided on: without a finding the count of failures alone
+does, and the decision says why there was none.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Optional
+
+from ftslurm.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from ftslurm.diagnosis.finding import Finding
+    from ftslurm.scheduler.protocol import Scheduler
+
+DEADLINE_S = 5.0
+"""Slurm's accounting may need seconds, or not answer at all; the nodes are idle meanwhile."""
+IN_GRACE_S = 1.0
+"""Every second of it is needed to get the run's next job."""
+MARGIN_S = 1.0
+
+
+def find(
+    layout: RunLayout,
+    number: int,
+    *,
+    scheduler: Optional[Scheduler],
+    rc: int,
+    term: bool,
+    deadline_s: float,
+) -> tuple[Optional[Finding], str]:
+    """The finding, and why there is none. `scheduler` None: Slurm is not asked."""
+    found: list[Finding] = []
+    errors: list[str] = []
+
+    def work() -> None:
+        # Late, and here: a module that cannot be loaded must not cost the decision.
+        try:
+            from ftslurm.diagnosis.classify import classify
+            from ftslurm.diagnosis.clues import gather
+
+            clues, facts = gather(
+                layout, number, scheduler=scheduler, rc=rc, term=term, deadline_s=deadline_s
+            )
+            found.append(classify(clues, facts))
+        except Exception as error:  # noqa: BLE001 - it is told, and the run goes on
+            errors.append(f"{type(error).__name__}: {error}")
+
+    # A read of a file system that is away cannot be ended; the process ends without this thread.
+    thread = threading.Thread(target=work, name="find", daemon=True)
+    thread.start()
+    thread.join(deadline_s + MARGIN_S)
+    if found:
+        return found[0], ""
+    return None, errors[0] if errors else f"it took longer than {deadline_s + MARGIN_S:.0f} s"

@@ -1,0 +1,30 @@
+"""What the kernel says of a process in /proc/PID/stat (proc(5)). Never raises for one that is gone.
+
+Read as bytes: the name in parentheses may hold any byte, whatever the process has given itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    state: str
+    """Its letter."""
+    parent: int
+    started: int
+    """Clock ticks after boot."""
+
+
+def process_stat(pid: int) -> Optional[ProcessStat]:
+    """None: there is no such process, or it may not be seen."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The last parenthesis closes the name; fields 3, 4 and 22.
+    state, parent, *rest = text.rpartition(b")")[2].split()
+    return ProcessStat(state.decode(), int(parent), int(rest[17]))
