@@ -1,9 +1,11 @@
-"""What a leader makes of the nodes it hears, and a member of a leader that it does not hear: in this
-process, without a network."""
+"""What a leader makes of the nodes it hears, and a member of a leader that it does not hear.
+
+In this process, without a network."""
 
 import dataclasses
 import os
 import resource
+import subprocess
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -12,9 +14,9 @@ import pytest
 from fakes.crowd import KEY, Healthy, node_name
 
 from ftslurm.agent import aside, succession
-from ftslurm.agent.ask import address_file, key_file
 from ftslurm.agent.aside import Aside, down_nodes
-from ftslurm.agent.duty import Duty
+from ftslurm.agent.ask import address_file, key_file
+from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.leader import Leader
 from ftslurm.agent.main import Agent, _await_leader, allow_many_files
@@ -27,6 +29,7 @@ from ftslurm.run.heartbeat import beats_folder
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec
 from ftslurm.scheduler.accounting import NodeState
+from ftslurm.scheduler.process import ProcessName
 
 N0, N1, N2, N3 = map(node_name, range(4))
 
@@ -169,7 +172,7 @@ def test_most_members_lost_at_once_are_lost_where_slurm_says_so(make, down, lost
 
 def test_slurms_word_for_a_node_that_it_does_not_reach(monkeypatch):
     states = {"n1": "IDLE*+DRAIN", "n2": "ALLOCATED", "n3": "DOWN", "n4": "MIXED+NOT_RESPONDING"}
-    nodes = {name: NodeState(state) for name, state in states.items()}
+    nodes = {name: NodeState(name, state, "", None) for name, state in states.items()}
     monkeypatch.setattr(aside, "read_nodes", lambda names: nodes)
     assert down_nodes(["n1", "n2", "n3", "n4", "n5"]) == {"n1", "n3", "n4"}
     monkeypatch.setattr(aside, "read_nodes", lambda names: None)
@@ -248,6 +251,7 @@ def test_members_of_a_leader_that_has_died_alone_leave_so_that_all_are_started_a
     assert consider(REFUSES, {}, times=1) == {"leave": 1}
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_who_is_asked_by_many_threads_at_once(monkeypatch, tmp_path):
     said = lambda host, port, key, message, timeout_s: {"hears": True}  # noqa: E731
     monkeypatch.setattr(succession, "exchange", said)
@@ -273,6 +277,21 @@ def test_agents_that_are_started_again_do_not_follow_the_leader_before_them(tmp_
 
 
 # What is left in a node's memory.
+
+
+def test_the_exit_of_a_rank_is_told_of_once_though_its_beats_are_gone(tmp_path):
+    duty = Duty(tmp_path, N0, KEY, {})
+    (view,) = Healthy(0, 1).look(1)
+    rank = subprocess.Popen(["sleep", "60"])
+    view = dataclasses.replace(view, pid=rank.pid, start_ticks=ProcessName.of(rank.pid).started)
+    looks = [[view], [], [], []]
+    duty.look = lambda attempt: looks.pop(0)
+    watch = Watch(duty)
+    assert (watch.look(), watch.look()) == ([], []), "it lives"
+    rank.kill()
+    rank.wait()
+    assert watch.look() == [{"rank": 0, "pid": rank.pid, "step": 1234}]
+    assert watch.look() == []
 
 
 def test_an_agent_gives_back_what_jobs_that_are_over_have_left(tmp_path):

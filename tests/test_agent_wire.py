@@ -14,8 +14,8 @@ from ftslurm.agent import wire
 from ftslurm.agent.ask import exchange
 from ftslurm.agent.duty import Duty
 from ftslurm.agent.ledger import Ledger
-from ftslurm.agent.member import Member
 from ftslurm.agent.loop import Loop
+from ftslurm.agent.member import Member
 from ftslurm.agent.wire import MAX_FIRST_BYTES, Channel, WireError
 from ftslurm.run.layout import RunLayout
 
@@ -157,6 +157,16 @@ def test_work_that_fails_is_answered_too(loop, capsys):
         assert has_come.acquire(timeout=5)
     assert answers == [7, 7]
     assert capsys.readouterr().err.count("RuntimeError: a mistake") == 1
+
+
+def test_work_for_which_there_is_no_thread_is_answered_too(loop, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    answers, has_come = [], threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    loop.in_thread(time.time, lambda answer: (answers.append(answer), has_come.set()), otherwise=7)
+    assert has_come.wait(5) and answers == [7]
 
 
 def test_the_pen_goes_on_after_what_it_cannot_write(tmp_path, capsys):

@@ -34,6 +34,8 @@ FURTHER = [
      "capacity"),
     (texts.launcher("srun: error: Unable to confirm allocation for job 96: Unable to contact slurm "
                     "controller (connect failure)"), "network_transient"),
+    (texts.launcher("srun: error: Unable to create step for job 9: Memory required by task is not "
+                    "available"), "network_transient"),
     (texts.account("step 118.2 NODE_FAIL 0:0"), NODE),
     (texts.node_state("the run's file system is full, so what happens now may not be on record"),
      "capacity"),

@@ -230,7 +230,7 @@ def test_an_attempt_that_left_nothing_is_unknown(layout):
 
 
 def test_an_empty_run_directory_is_no_reason_to_fail(tmp_path):
-    clues, facts = gather(RunLayout(tmp_path), 1, rc=1, term=False, deadline_s=1.0)
+    clues, facts = gather(RunLayout(tmp_path), 1, rc=1, deadline_s=1.0)
     assert clues == [] and facts.nodes == {} and facts.unasked
 
 

@@ -135,6 +135,16 @@ def test_where_the_next_job_has_begun_already_no_other_is_queued(make, monkeypat
     assert slurm.done == ["cancel 12"] and read_node_events(layout) == faults
 
 
+def test_nor_where_it_runs_and_has_not_come_to_claim(make):
+    layout, slurm, job = make()
+    assert give_next_job(layout, slurm, job) == "13"
+    del slurm.queue["13"]
+    slurm.running.add("13")
+    slurm.done.clear()
+    assert give_next_job(layout, slurm, job) == "13"
+    assert slurm.done == ["cancel 12"]
+
+
 @pytest.mark.parametrize(("max_node_faults", "excluded"), [(1, ["n1"]), (0, []), (3, [])])
 def test_a_lost_batch_node_is_kept_out_by_the_number_of_its_faults(
     make, monkeypatch, max_node_faults, excluded

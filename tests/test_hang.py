@@ -152,33 +152,38 @@ def test_a_stopped_rank_is_found_in_a_phase_with_a_long_limit_too() -> None:
 
 
 def test_an_evaluation_that_nobody_marked_is_not_taken_for_a_hang() -> None:
-    memory = HangMemory()
-    assert judge([rank_view(0), rank_view(1)], memory) is None
     for state in ("R", "S"):  # one of them reads its data, or waits for its loader
         views = [silent(0, 100, **EVEN), silent(1, 100, **{**EVEN, "proc_state": state})]
-        assert hung(views, memory, LIMITS, at=1001.0) is None
+        assert judge(views, HangMemory(has_seen_waiting=True)) is None
     views = [silent(rank, 3700, **EVEN) for rank in (0, 1)]
-    finding = hung(views, memory, LIMITS, at=1002.0)
+    finding = judge(views, HangMemory(has_seen_waiting=True))
     assert finding is not None and "`with session.evaluating():`" in finding.why
     # One has entered a collective that the other has not: somebody is waited for.
     views = [silent(0, 100, **EVEN), silent(1, 100, **BUSY)]
-    finding = hung(views, memory, LIMITS, at=1003.0)
+    finding = judge(views, HangMemory(has_seen_waiting=True))
     assert finding is not None and finding.culprits == (1,)
+
+
+def test_ranks_have_been_seen_waiting_from_the_first_time_on() -> None:
+    memory = HangMemory()
+    judge([rank_view(0, in_collective=False), rank_view(1, in_collective=False)], memory)
+    assert not memory.has_seen_waiting
+    judge([rank_view(0), rank_view(1, in_collective=False)], memory)
+    judge([rank_view(0, in_collective=False), rank_view(1, in_collective=False)], memory)
+    assert memory.has_seen_waiting
 
 
 def test_where_devices_wait_all_hosts_at_work_are_no_excuse() -> None:
     """The session waits for its word over gloo even where the model's collectives are NCCL's."""
-    memory = HangMemory()
-    assert judge([rank_view(0), rank_view(1)], memory) is None
     views = [silent(rank, 20, devices_wait=True, **EVEN) for rank in (0, 1)]
-    assert hung(views, memory, LIMITS, at=1001.0) is not None
+    assert judge(views, HangMemory(has_seen_waiting=True)) is not None
 
 
 def blocked(seconds: float, state: str = "D") -> list[RankView]:
     return [silent(0, seconds, **{**BUSY, "proc_state": state}), silent(1, seconds)]
 
 
-def test_storage_that_fails_over_is_told_at_once_and_ends_nothing_before_a_save_would() -> None:
+def test_storage_that_fails_over_is_told_of_and_ends_nothing_before_a_save_would() -> None:
     memory = HangMemory()
     told = []
     for second in range(0, 3700, 2):
@@ -202,7 +207,7 @@ def test_storage_that_is_back_ends_nothing_and_is_told_of_again_the_next_time() 
 
 def test_a_rank_that_was_in_the_kernel_and_is_at_work_now_is_hung() -> None:
     memory = HangMemory()
-    hung(blocked(1), memory, LIMITS, at=1000.0)
+    assert judge(blocked(11), memory) is None
     finding = hung(blocked(15, "R"), memory, LIMITS, at=1004.0)
     assert finding is not None and finding.acts and finding.culprits == (0,)
 

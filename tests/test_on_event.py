@@ -170,7 +170,7 @@ def test_all_that_is_told_costs_one_deadline_together(
     monkeypatch.setattr(on_event, "DEADLINE_S", 1.0)
     monkeypatch.setattr(Receiver, "delay_s", 20.0)
     kinds = ["stop", "third_failure", "no_commit", "excluded"]
-    hook = script(tmp_path, f'[ $FTSLURM_EVENT = stop ] || sleep 60; cat > {tmp_path}/told')
+    hook = script(tmp_path, f"[ $FTSLURM_EVENT = stop ] || sleep 60; cat > {tmp_path}/told")
     begun = time.monotonic()
     tell(layout, record(layout, on_event=[hook], on_event_url=address), 1, kinds, {})
     assert time.monotonic() - begun < 3.5  # one after the other: 7 s

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from fakes.views import silent
 
 from ftslurm.agent.leader import Leader
 from ftslurm.agent.report import AgentFinding
@@ -36,3 +37,9 @@ def test_of_a_hung_attempt_only_its_own_nodes_are_heard(trial):
     leader = SimpleNamespace(roll=SimpleNamespace(live=["n1", "n3", "n4"]), keeping=keeping)
     Leader._end_hung(leader, trial, AgentFinding("hang", 1.0, 1.0, "no rank goes on"))
     assert asked == {"stacks": ["n1"], "nodes": ["n1"]} and trial.is_ending
+
+
+def test_a_rank_that_storage_holds_up_is_told_of_and_ends_nothing(trial):
+    held_up = silent(0, 15, in_collective=False, proc_state="D", collective_seq=499)
+    (finding,) = trial.judge([held_up, *(silent(rank, 15) for rank in (1, 2, 3))], at=100.0)
+    assert (finding.kind, finding.acted, finding.ranks) == ("blocked", False, [0])

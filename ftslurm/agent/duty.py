@@ -175,8 +175,8 @@ class Watch:
         self.attempt = 0
         self.views: list[RankView] = []
         self._duty = duty
-        self._alive: dict[int, int] = {}
-        """Rank -> pid of those seen alive."""
+        self._alive: dict[int, RankView] = {}
+        """By rank, as last seen alive."""
 
     def begin(self, attempt: int) -> None:
         if attempt != self.attempt:
@@ -187,11 +187,21 @@ class Watch:
         self.views = self._duty.look(self.attempt)
         exited = []
         for view in self.views:
+            before = self._alive.pop(view.rank, None)
             if view.alive:
-                self._alive[view.rank] = view.pid
-            elif self._alive.pop(view.rank, None) == view.pid:
-                exited.append({"rank": view.rank, "pid": view.pid, "step": view.step})
+                self._alive[view.rank] = view
+            elif before is not None and before.pid == view.pid:
+                exited.append(_exit_of(view))
+        beating = {view.rank for view in self.views}
+        for rank, view in list(self._alive.items()):
+            # It has taken its file with it, or we have since it ended.
+            if rank not in beating and not ProcessName(view.pid, view.start_ticks).is_alive:
+                exited.append(_exit_of(self._alive.pop(rank)))
         return exited
+
+
+def _exit_of(view: RankView) -> dict[str, Any]:
+    return {"rank": view.rank, "pid": view.pid, "step": view.step}
 
 
 def _memory() -> Optional[str]:

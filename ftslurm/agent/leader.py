@@ -208,8 +208,8 @@ class Leader:
         for name in [*judgement.lost, *judgement.gone]:
             self.orders.left(name)
         for name in judgement.gone:
-            why = f"the node {name} answers, its agent has ended or does not report: its ranks are "
-            why += "not watched"
+            why = f"the agent on {name} has ended or does not report, the node answers: its ranks "
+            why += "are not watched"
             self._event("agent_gone", name)
             if self.trial is not None and not self.trial.is_ending:
                 self._note(self.trial.add("node_lost", why, nodes=[name]))

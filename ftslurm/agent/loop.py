@@ -224,7 +224,11 @@ class Loop:
                 self.from_thread(lambda: self._tell_mistake(where))
             self.from_thread(lambda: done(result))
 
-        threading.Thread(target=run, daemon=True).start()
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        except RuntimeError as error:  # a full process table
+            self._tell_once(str(error))
+            self.from_thread(lambda: done(otherwise))
 
     def from_thread(self, act: Callable[[], None]) -> None:
         """Have this loop's thread call `act`."""

@@ -93,7 +93,6 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     options = parser.parse_args(argv)
     outlive_signals()
-    allow_many_files()
     layout = RunLayout(options.run)
     require_own(layout)
     agent = _who(layout, os.environ)
@@ -116,7 +115,8 @@ def outlive_signals() -> None:
 
 
 def allow_many_files() -> None:
-    """As many connections as may be: the soft limit is 1024 on many systems."""
+    """As many connections as may be: the soft limit is 1024 on many systems. For a leader, which
+    submits nothing: sbatch would hand the limit on to the job."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -135,6 +135,7 @@ def leave_with_parent(loop: Loop) -> None:
 
 
 def lead(agent: Agent) -> None:
+    allow_many_files()
     key = os.urandom(KEY_BYTES)
     loop = Loop(key)
     duty = Duty(agent.layout.root, agent.node, key, agent.environ)

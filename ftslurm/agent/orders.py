@@ -65,7 +65,9 @@ class Orders:
             self._send(order)
         if to is None or self._me in to:
             self._loop.in_thread(
-                lambda: self._obey(order), lambda result: self.answered(number, self._me, result)
+                lambda: self._obey(order),
+                lambda result: self.answered(number, self._me, result),
+                otherwise={},
             )
 
     def answered(self, number: int, node: str, result: dict[str, Any]) -> None:

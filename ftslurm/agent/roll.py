@@ -172,7 +172,12 @@ class Roll:
     def _judge(self, silent: Sequence[str], now: float) -> Judgement:
         heard = sorted(set(self.live) - {*silent, self._me})
         members = len(self.seats) - 1
-        down = (self._down.said(silent) if is_most(len(silent), members) else None) or frozenset()
+        in_doubt = is_most(len(silent), members)
+        if not in_doubt:
+            self._down.forget()
+        if heard:
+            self._controller.forget()
+        down = (self._down.said(silent) if in_doubt else None) or frozenset()
         seats = [self.seats[name] for name in silent]
         judgement = judge(
             self._me,

@@ -97,7 +97,11 @@ class Succession:
                 self._next_at = math.inf if is_done else time.monotonic() + AGAIN_S
                 self._is_busy = False
 
-        Thread(target=work, daemon=True).start()
+        try:
+            Thread(target=work, daemon=True).start()
+        except RuntimeError:  # a full process table
+            self._is_busy = False
+            raise
 
     def _decide_and_act(self, peers: Mapping[str, Sequence[Any]]) -> bool:
         """Whether nothing is left to do."""

@@ -109,7 +109,6 @@ def gather(
     *,
     scheduler: Optional[Scheduler] = None,
     rc: int,
-    term: bool,
     deadline_s: float,
     run: Runner = run_command,
 ) -> tuple[list[Clue], Facts]:
@@ -137,7 +136,6 @@ def gather(
     preempted, cancelled_by = _slurm(found, asked)
     return found.clues, Facts(
         rc=rc,
-        term=term,
         preempted=preempted,
         cancelled_by=cancelled_by,
         step=found.step,

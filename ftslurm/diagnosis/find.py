@@ -28,7 +28,6 @@ def find(
     *,
     scheduler: Optional[Scheduler],
     rc: int,
-    term: bool,
     deadline_s: float,
 ) -> tuple[Optional[Finding], str]:
     """The finding, and why there is none. `scheduler` None: Slurm is not asked."""
@@ -41,9 +40,7 @@ def find(
             from ftslurm.diagnosis.classify import classify
             from ftslurm.diagnosis.clues import gather
 
-            clues, facts = gather(
-                layout, number, scheduler=scheduler, rc=rc, term=term, deadline_s=deadline_s
-            )
+            clues, facts = gather(layout, number, scheduler=scheduler, rc=rc, deadline_s=deadline_s)
             found.append(classify(clues, facts))
         except Exception as error:  # noqa: BLE001 - it is told, and the run goes on
             errors.append(f"{type(error).__name__}: {error}")

@@ -39,8 +39,6 @@ class Facts:
 
     rc: int = 0
     """Exit code of the launcher."""
-    term: bool = False
-    """The batch shell was told to end."""
     preempted: Optional[bool] = None
     cancelled_by: Optional[str] = None
     """owner | other; None: it was not cancelled, or nobody can say."""

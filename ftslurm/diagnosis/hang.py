@@ -18,7 +18,7 @@ from typing import Optional
 from ftslurm.run.heartbeat import COMPILING, EVALUATING, LEAVING, SAVING, TRAINING, RankView
 from ftslurm.run.spec import RecoverySpec
 
-AWAY_S = 5.0
+LOOKED_AWAY_S = 5.0
 """A reader that has not looked for this long was itself stopped, e.g. by `scontrol suspend`, and so
 were the ranks: what happened meanwhile is held against nobody."""
 EARLY_S = 1.0
@@ -198,7 +198,7 @@ def _nobody(views: Sequence[RankView]) -> str:
 
 
 def _remember(views: Sequence[RankView], memory: HangMemory, at: float) -> None:
-    if memory.looked_at is None or at - memory.looked_at > AWAY_S:
+    if memory.looked_at is None or at - memory.looked_at > LOOKED_AWAY_S:
         memory.fair_from = at
         memory.stopped_since.clear()
     if memory.looked_at is None:

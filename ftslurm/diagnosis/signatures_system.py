@@ -93,7 +93,10 @@ SLURM_LINES = [
     Signature(
         "controller away",
         r"Unable to contact slurm controller|Unable to confirm allocation|"
-        r"Socket timed out on send/recv",
+        r"Socket timed out on send/recv|"
+        # Of a step with --cpus-per-task, until the nodes have registered with a slurmctld that has
+        # just come back (22.05: 6 s).
+        r"Unable to create step for job \S+: Memory required by task is not available",
         NETWORK_TRANSIENT,
         "Slurm api",
         0.5,

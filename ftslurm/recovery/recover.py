@@ -173,7 +173,6 @@ def _decide(
             attempt,
             scheduler=None if in_grace else scheduler,
             rc=rc,
-            term=term,
             deadline_s=IN_GRACE_S if in_grace else DEADLINE_S,
         )
         evidence = with_finding(evidence, finding, why_none)

@@ -180,7 +180,7 @@ def queue_beside(job: OwnJob, *, without: Sequence[str] = ()) -> str:
     `without` which it has to start, whatever is known of them. SchedulerError: there is none."""
     if job.scheduler.name == "local":
         raise RefusedError("a run on this machine has one job at a time")
-    begun = follower_that_has_begun(job)
+    begun = follower_that_has_begun(job) or _follower_that_runs(job)
     if begun is not None:
         return begun
     waiting = _waiting(job)
@@ -207,8 +207,17 @@ def follower_that_has_begun(job: OwnJob) -> Optional[str]:
     """Id of the job that was queued to follow ours, and has claimed the newest attempt."""
     numbers = claimed_numbers(job.layout)
     newest = read_attempt(job.layout, numbers[-1]).job_id if numbers else None
-    followers = [one.job_id for one in read_jobs(job.layout) if one.after == job.job_id]
-    return newest if newest in followers else None
+    return newest if newest in _followers(job) else None
+
+
+def _follower_that_runs(job: OwnJob) -> Optional[str]:
+    """One that has not come to claim yet: it neither waits in the queue nor has begun."""
+    followers = _followers(job)
+    return next((one for one in followers if job.scheduler.job_state(one).is_running), None)
+
+
+def _followers(job: OwnJob) -> list[str]:
+    return [one.job_id for one in read_jobs(job.layout) if one.after == job.job_id]
 
 
 def _beside(job: OwnJob, waiting: Sequence[QueuedJob]) -> Optional[str]:

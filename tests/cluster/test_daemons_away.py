@@ -103,15 +103,14 @@ def ask_to_leave(run: LabRun) -> None:
 
 
 def test_a_controller_that_is_killed_and_comes_back_costs_a_run_nothing(lab: Lab) -> None:
-    run = LabRun(lab, "killed", step_s=0.2)
+    run = LabRun(lab, "killed", "steps=50", step_s=0.2)
     wait_for_saved_state(run)
     before = run.wait_for_training(1)
     with daemon_away(lab, "slurmctld"):
-        wait_until(partial(reached, run, before + 5), timeout_s=20, seen=run.says)
+        wait_until(partial(reached, run, before + 3), timeout_s=20, seen=run.says)
         ask_to_leave(run)
         if lab.version < (26, 5):  # its srun ends only when slurmctld has taken the end down
             wait_for_event(run, "requeue_asked", timeout_s=30)
-            time.sleep(1)
             assert run.run.decisions() == ["requeued"], run.says()
     back_at = time.time()
     requeued_at = wait_for_requeue(run, timeout_s=60)
@@ -119,7 +118,7 @@ def test_a_controller_that_is_killed_and_comes_back_costs_a_run_nothing(lab: Lab
     run.end_as("COMPLETED")
     print(f"requeued {requeued_at - back_at:.1f} s after slurmctld was back")
     assert run.run.decisions() == ["requeued", "done"], run.says()
-    assert_undisturbed(run)
+    assert_undisturbed(run, steps=50)
     assert run.run.steps_trained_twice == 0
     lab.wait_for_runs(run.job_id, ["REQUEUED", "COMPLETED"])
 
@@ -177,6 +176,7 @@ def test_without_accounting_a_failure_is_told_as_far_as_the_run_itself_knows(lab
     run = LabRun(lab, "no-slurmdbd", step_s=0.1, faults="kill@step:rank=3:step=27:attempt=1")
     run.wait_for_training(1)
     with daemon_away(lab, "slurmdbd", verb="stop"):
+        assert not decision(run), run.says()
         run.end_as("COMPLETED")
     decided = decision(run)
     ended_at = event_at(run, "ranks_ended")
@@ -198,27 +198,20 @@ def test_without_accounting_a_failure_is_told_as_far_as_the_run_itself_knows(lab
 def test_a_rank_that_fails_while_the_controller_is_away_is_replaced_when_it_is_back(
     lab: Lab,
 ) -> None:
-    run = LabRun(lab, "restart", step_s=0.4, faults="kill@step:rank=3:step=27:attempt=1")
+    # For some seconds a slurmctld that is back refuses new steps.
+    faults, backoff = "kill@step:rank=3:step=27:attempt=1", "recovery.backoff_s=2"
+    run = LabRun(lab, "restart", backoff, step_s=0.4, faults=faults)
     wait_for_saved_state(run)
     with daemon_away(lab, "slurmctld"):
         away_at = time.time()
         wait_until(lambda: decision(run) or None, timeout_s=60, seen=run.says)
         time.sleep(max(0.0, away_at + 40 - time.time()))
-    back_at = time.time()
     run.end_as("COMPLETED")
     decided = decision(run)
     print(
         f"decided {decided['decided_at'] - (event_at(run, 'ranks_ended') or 0):.1f} s after the "
         f"ranks' end: {decided['cause']}: {decided['reason']}"
     )
-    numbers = [int(path.name) for path in sorted(run.run.layout.attempts.iterdir())]
-    for number in numbers:
-        print(
-            number,
-            decision(run, number)["action"],
-            decision(run, number)["cause"],
-            (event_at(run, "claimed", attempt=number) or 0) - back_at,
-        )
     actions = run.run.decisions()
     assert actions[-1] == "done" and set(actions[:-1]) == {"restart"}, run.says()
     assert decided["first_failure"]["rank"] == 3
@@ -233,7 +226,7 @@ def test_a_preempted_run_is_queued_again_when_the_controller_is_back_within_grac
     lab.change_settings(grace_s=30)
     slow = "slow@staged:attempt=1:rank=0:seconds=3"
     run = LabRun(lab, "grace", step_s=0.3, faults=slow)
-    run.wait_for_training(1)
+    wait_for_saved_state(run)
     run.make_room()
     warned_at = wait_for_event(run, "signal", timeout_s=30)
     with daemon_away(lab, "slurmctld"):

@@ -80,7 +80,7 @@ def rank_error(paths, rank, at, kind, message, *, step=37, traceback=()):
 
 
 def found(layout, **options):
-    options = {"rc": 1, "term": False, "deadline_s": 5.0, **options}
+    options = {"rc": 1, "deadline_s": 5.0, **options}
     clues, facts = gather(layout, 1, **options)
     return classify(clues, facts), facts
 

@@ -3,7 +3,7 @@
 import itertools
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.protocol import QueuedJob, Site
+from ftslurm.scheduler.protocol import UNKNOWN, JobState, QueuedJob, Site
 from ftslurm.scheduler.sbatch import RefusedError
 
 SITE = Site("slurm", "24.11.5", 5, True, True, grace_s={"low": 15})
@@ -17,7 +17,7 @@ class Slurm:
     def __init__(self, *, requeues=True, preempted=False, flag=True):
         self.requeues, self.preempted, self.flag = requeues, preempted, flag
         self.queue, self.done, self.answers = {}, [], []
-        self.gone, self.ended = set(), {}
+        self.gone, self.ended, self.running = set(), {}, set()
         self.lost_in = ()
         self.ids = itertools.count(13)
         self.given = ["n1", "n2"]
@@ -35,6 +35,11 @@ class Slurm:
 
     def end_time(self, job_id):
         return None
+
+    def job_state(self, job_id):
+        if job_id in self.running:
+            return JobState("RUNNING")
+        return JobState("PENDING" if job_id in self.queue else UNKNOWN)
 
     def controller_alive(self):
         return True

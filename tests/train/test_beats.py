@@ -162,6 +162,28 @@ def test_every_phase_is_told_and_an_evaluation_is_no_part_of_a_step(tmp_path: Pa
     assert not (tmp_path / "beats").exists()
 
 
+def test_what_is_compiled_in_the_midst_of_training_is_a_phase_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another shape at step 50 takes a minute: no hang, and no slow step."""
+    import torch
+
+    from ftslurm.train import beats
+
+    pulse, phases = Pulse.unseen(), []
+    pulse.restored(0)
+    enter = pulse.phase
+    monkeypatch.setattr(pulse, "phase", lambda name: (phases.append(name), enter(name)))
+    monkeypatch.setattr(beats._notes, "pulse", pulse)
+    compiled = torch.compile(lambda values: values + 1, backend="eager", dynamic=False)
+    beats.watch_compiler()
+    for step in (1, 2, 3):
+        pulse.step_begins()
+        compiled(torch.ones(2 if step < 3 else 5))
+        pulse.step_ended(step)
+    assert phases == ["compiling", "training"], "the first step compiles anyhow"
+
+
 def test_nccl_keeps_its_record_where_the_attempts_evidence_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
