@@ -17,7 +17,6 @@ from ftslurm.diagnosis.signatures import ACCOUNTING, NODE_STATE
 from ftslurm.errors import SchedulerError
 from ftslurm.run.attempts import Attempt
 from ftslurm.scheduler.accounting import (
-    CLOCKS_S,
     TIMEOUT_S,
     JobRun,
     NodeState,
@@ -26,7 +25,7 @@ from ftslurm.scheduler.accounting import (
     read_runs,
     run_of_attempt,
 )
-from ftslurm.scheduler.protocol import Scheduler
+from ftslurm.scheduler.protocol import CLOCKS_S, Scheduler
 from ftslurm.scheduler.slurm import Runner
 
 _GOES_ON = ("RUNNING", "COMPLETING", "RESIZING", "SUSPENDED")

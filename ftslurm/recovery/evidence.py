@@ -15,7 +15,6 @@ from ftslurm.checkpoint.published import PublishedStep, published_steps
 from ftslurm.diagnosis.causes import STRAGGLER
 from ftslurm.errors import FormatError
 from ftslurm.files import is_listed, read_json
-from ftslurm.program.progress import has_progressed, progressed_between
 from ftslurm.recovery.exclusion import fault_counts, taken_back
 from ftslurm.recovery.policy import CAUSE_FAILED, STOP, Evidence, PastAttempt, RankFailure
 from ftslurm.run.attempts import (
@@ -111,6 +110,8 @@ def with_finding(evidence: Evidence, finding: Optional[Finding], why_none: str) 
 def has_gone_on(layout: RunLayout, number: int) -> bool:
     """Whether the newest attempt, `number`, has brought the run forward."""
     if read_record(layout).spec.program:
+        from ftslurm.program.progress import has_progressed  # late: few runs are programs
+
         return has_progressed(layout, number)
     newest = max((item.step for item in _committed(layout, number)), default=None)
     return _is_newer(newest, _newest_adopted(layout, number))
@@ -145,6 +146,8 @@ def _past_attempt(number: int, decision: dict[str, Any], progressed: bool) -> Pa
 def _progressed_between(layout: RunLayout, attempts: Sequence[int]) -> list[bool]:
     """For each attempt but the last: whether the next one began further on."""
     if read_record(layout).spec.program:
+        from ftslurm.program.progress import progressed_between  # late, as above
+
         return progressed_between(layout, attempts)
     adopted = [_newest_adopted(layout, attempt) for attempt in attempts]
     return [_is_newer(after, before) for before, after in zip(adopted, adopted[1:])]

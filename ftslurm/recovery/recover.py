@@ -24,7 +24,6 @@ from ftslurm.diagnosis.find import DEADLINE_S, IN_GRACE_S, find
 from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.ask_agents import tell_ended
-from ftslurm.recovery.backoff import wait
 from ftslurm.recovery.budgets import identity
 from ftslurm.recovery.evidence import (
     ranks_were_started,
@@ -59,8 +58,7 @@ from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
-from ftslurm.scheduler.accounting import CLOCKS_S
-from ftslurm.scheduler.protocol import Scheduler
+from ftslurm.scheduler.protocol import CLOCKS_S, Scheduler
 
 EARLIEST_WARNING_S = 70
 """How much before the asked lead Slurm may send the warn signal (8 s seen, up to 60 s by
@@ -192,6 +190,8 @@ def _wait(
 ) -> Decision:
     """Before the restart. The end of the job may come nearer meanwhile: by a signal, or without any
     in a preemption whose first signal goes to ranks alone; or an operator ends the wait."""
+    from ftslurm.recovery.backoff import wait  # late: most attempts are not waited for
+
     files = control_files(job.layout, job.record)
     told = wait(
         decision.wait_s, sleep=job.sleep, called_off=lambda: files.read_leaving() is not None

@@ -14,13 +14,11 @@ from typing import Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.hostlist import compress
+from ftslurm.scheduler.protocol import CLOCKS_S
 from ftslurm.scheduler.slurm import Runner, run_command
 
 TIMEOUT_S = 3.0
 """An answer takes 0.2 s; the batch shell that asks may have a grace period of seconds."""
-
-CLOCKS_S = 5.0
-"""How far the clocks of a node and of slurmctld may be apart."""
 
 DELIMITER = "^|^"
 """No field that is asked for holds text of a user's, and still: a `|` in one would shift the rest

@@ -16,6 +16,9 @@ from ftslurm.errors import SchedulerError
 
 UNKNOWN = "UNKNOWN"
 
+CLOCKS_S = 5.0
+"""How far the clocks of a node and of slurmctld may be apart."""
+
 # Slurm's words (job_state_string); flags win over base states there. What is in none of the sets is
 # UNKNOWN here: a word that a newer Slurm invented must not read as an end.
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
