@@ -278,7 +278,8 @@ class RecoverySpec:
     """Fewest nodes to go on with when no spare is left, the global batch unchanged; none: all."""
     elastic_lr: str = "keep"
     """keep | scale | refuse: the learning rate on fewer nodes. The global batch stays, so keep is
-    exact; scale multiplies it by the share of nodes that is left; refuse never takes fewer."""
+    exact; scale has the reference loop multiply it by the share of ranks that is left (a loop of
+    your own has session.world_size for that); refuse never takes fewer."""
 
 
 @dataclass

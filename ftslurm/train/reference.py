@@ -21,9 +21,12 @@ from ftslurm.train.cursor import plan_batch
 from ftslurm.train.gpt import GPT
 from ftslurm.train.loader import MicroBatch, cut_micro_batches
 from ftslurm.train.parallel import clip_gradients, gradient_sync, unwrap
-from ftslurm.train.schedule import warm_up_cosine
+from ftslurm.train.schedule import scaled, warm_up_cosine
 from ftslurm.train.session import Session
 from ftslurm.train.token_store import TokenStore
+
+SCALE = "scale"
+"""recovery.elastic_lr: the rate follows the number of ranks."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,6 +61,8 @@ def train(session: Session) -> None:
     parts = assemble(session)
     session.restore(warm_up=lambda: _warm_up(session, parts))
     spec = session.spec
+    if spec.recovery.elastic_lr == SCALE:
+        use_rate_of_this_size(parts.scheduler)
     for step in session.steps():
         lr = float(parts.scheduler.get_last_lr()[0])
         update = apply_update(session, parts, next(parts.batches))
@@ -82,6 +87,8 @@ def assemble(session: Session) -> Parts:
     factor = warm_up_cosine(
         warmup_steps=spec.optim.warmup_steps, steps=spec.steps, min_ratio=spec.optim.min_lr_ratio
     )
+    if spec.recovery.elastic_lr == SCALE:
+        factor = scaled(factor, by=session.world_size / spec.world_size)
     scheduler = LambdaLR(optimizer, factor)
     # Not GradScaler: it looks at a rank's own shards only, and one rank would skip a step that
     # the others take.
@@ -94,6 +101,15 @@ def assemble(session: Session) -> Parts:
     )
     batches = session.batches(store, held_out=held_out)
     return Parts(store, held_out, model, optimizer, scheduler, scaler, batches)
+
+
+def use_rate_of_this_size(scheduler: LambdaLR) -> None:
+    """The restored rate is that of the attempt that saved, which may have had more ranks or fewer;
+    the factors of a LambdaLR are no part of its state."""
+    groups = scheduler.optimizer.param_groups
+    for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas):
+        group["lr"] = base * factor(scheduler.last_epoch)
+    scheduler._last_lr = [group["lr"] for group in groups]
 
 
 def apply_update(session: Session, parts: Parts, micro_batches: Sequence[MicroBatch]) -> Update:

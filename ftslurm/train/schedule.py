@@ -19,3 +19,8 @@ def warm_up_cosine(*, warmup_steps: int, steps: int, min_ratio: float) -> Callab
         return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return factor
+
+
+def scaled(factor: Callable[[int], float], *, by: float) -> Callable[[int], float]:
+    """The same shape, `by` times as high; `by=1` gives the same bits."""
+    return lambda step: factor(step) * by
