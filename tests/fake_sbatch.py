@@ -18,7 +18,7 @@ WITH_VALUE = {
     "output", "array", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time",
     "signal", "open-mode", "dependency", "licenses", "switches", "mail-user", "mail-type", "gres",
 }  # fmt: skip
-FLAGS = {"parsable", "requeue", "no-requeue", "exclusive"}
+FLAGS = {"parsable", "requeue", "no-requeue", "no-kill", "exclusive"}
 
 
 def parse(words):

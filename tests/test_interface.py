@@ -58,8 +58,8 @@ def test_an_ipv6_address_is_taken_where_there_is_no_ipv4_one(tmp_path):
 
 def test_spares_are_the_nodes_behind_those_that_ranks_run_on(tmp_path):
     layout, claim = claimed(tmp_path, nodes=2, spares=1)
-    word, _, address, _, _, nodes = claim()
-    assert (word, address, nodes) == ("go", "n1", "n1,n2")
+    word, _, address, _, _, nodes, count = claim()
+    assert (word, address, nodes, count) == ("go", "n1", "n1,n2", "2")
     assert read_attempt(layout, 1).nodes == ["n1", "n2"]
 
 

@@ -220,11 +220,21 @@ def test_a_slow_drift_is_warned_of_before_it_is_a_straggler() -> None:
 def test_a_rank_three_steps_behind_is_named_and_one_that_was_seen_earlier_is_not() -> None:
     watcher = Watcher(LIMITS)
     behind = [rank_view(0, step=60), rank_view(1, step=57), rank_view(2, step=60)]
-    (finding,) = watcher.observe(behind, at=0.0)
+    assert watcher.observe(behind, at=0.0) == []  # perhaps only read some steps apart
+    (finding,) = watcher.observe(behind, at=1.0)
     assert finding.ranks == (1,) and "3 steps behind" in finding.why
     # Its node was last heard five steps ago; by now it may be as far.
     seen_earlier = [rank_view(0, step=60), rank_view(1, step=55, step_age_s=5.0)]
-    assert Watcher(LIMITS).observe(seen_earlier, at=0.0) == []
+    watcher = Watcher(LIMITS)
+    assert [watcher.observe(seen_earlier, at=at) for at in (0.0, 1.0)] == [[], []]
+
+
+def test_ranks_that_train_in_step_and_are_read_some_steps_apart_are_no_stragglers() -> None:
+    watcher = Watcher(LIMITS)
+    for look in range(1, 10):
+        step = 20 * look
+        views = [rank_view(0, step=step), rank_view(1, step=step + 7, step_age_s=0.0)]
+        assert watcher.observe(views, at=float(look)) == []
 
 
 def test_who_saves_or_evaluates_is_not_compared_and_a_lone_rank_is_no_straggler() -> None:

@@ -260,7 +260,7 @@ _TYPES = (
     r"ZeroDivisionError|ArithmeticError|OverflowError|NotImplemented\w+|RecursionError|"
     r"FileNotFoundError|IsADirectoryError|NotADirectoryError|Config\w*(Exception|Error)|"
     r"MissingMandatoryValue|InterpolationKeyError|InstantiationException|SpecError|UsageError|"
-    r"CodeError|FormatError|RunError|SchedulerError"
+    r"CodeError|FormatError"
 )
 
 TYPES = [

@@ -89,6 +89,8 @@ class Watcher:
         """Seconds a step, a value a window."""
         self._owns: deque[float] = deque(maxlen=USUAL_SAMPLES)
         self._slow_since: Optional[float] = None
+        self._foremost_step = 0
+        """At the look before."""
 
     def observe(self, views: Sequence[RankView], *, at: float) -> list[SlowFinding]:
         """What has begun since the look before. `views`: of one moment (heartbeat.aged); `at`:
@@ -155,7 +157,10 @@ class Watcher:
         """Steps behind the foremost, what the rank may have done since it was seen allowed for."""
         if self._limits.lag_steps <= 0:
             return {}
-        foremost = max(view.step for view in views)
+        # Of the look before: views are read one after the other, and a looker that loses its
+        # processor in between sees ranks that train in step some steps apart.
+        foremost = self._foremost_step
+        self._foremost_step = max(view.step for view in views)
         found = {}
         for view in views:
             if view.usual_step_s <= 0:

@@ -280,6 +280,10 @@ def become(order: Order, imported: Mapping[str, Optional[Stamp]]) -> None:
     module.main(order.arguments)
 
 
+COARSE_CLOCK_NS = 20_000_000
+"""Files are stamped by a clock that is a tick behind (current_time() in the kernel: up to 10 ms)."""
+
+
 def stamps(began_ns: int) -> dict[str, Optional[Stamp]]:
     """File of each imported module -> what it is told by; None: it was written meanwhile."""
     found: dict[str, Optional[Stamp]] = {}
@@ -288,7 +292,8 @@ def stamps(began_ns: int) -> dict[str, Optional[Stamp]]:
         file = spec.origin if spec is not None and spec.has_location else None
         if file:
             stamp = _stamp(file)
-            found[file] = None if stamp is None or stamp[0] >= began_ns else stamp
+            is_old = stamp is not None and stamp[0] < began_ns - COARSE_CLOCK_NS
+            found[file] = stamp if is_old else None
     return found
 
 
