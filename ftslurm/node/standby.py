@@ -281,7 +281,7 @@ def become(order: Order, imported: Mapping[str, Optional[Stamp]]) -> None:
 
 
 COARSE_CLOCK_NS = 20_000_000
-"""Files are stamped by a clock that is a tick behind (current_time() in the kernel: up to 10 ms)."""
+"""Files are stamped by a clock that is up to a tick behind (the kernel's current_time(): 10 ms)."""
 
 
 def stamps(began_ns: int) -> dict[str, Optional[Stamp]]:
