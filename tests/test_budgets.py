@@ -3,25 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from fakes.recovering import PLAIN
 
 from ftslurm.diagnosis import causes
 from ftslurm.diagnosis.finding import Clue, Finding
-from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY
+from ftslurm.errors import RANK_NEVER_RETRY
 from ftslurm.recovery.budgets import backoff_s
-from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
+from ftslurm.recovery.policy import PastAttempt, RankFailure, decide
 from ftslurm.run.attempts import STOPPED, Outcome
 from ftslurm.run.spec import RecoverySpec
 
-PLAIN = Evidence(
-    number=4,
-    rc=RANK_FAILED,
-    term=False,
-    done=False,
-    outcome=None,
-    progressed=False,
-    committed_step=40,
-    logs="/runs/r/attempts/0004/logs",
-)
 SAVED = Outcome(STOPPED, step=45, committed_step=45, signal="SIGUSR1")
 
 

@@ -4,21 +4,22 @@ import json
 import time
 
 import pytest
-from fakes.left_behind import KILLED, NOW, agents, found, leave, make_run, rank_error
+from fakes.left_behind import (
+    KILLED,
+    NOW,
+    TRACEBACK,
+    agents,
+    found,
+    leave,
+    make_run,
+    rank_error,
+)
 
 from ftslurm.diagnosis import clues
 from ftslurm.diagnosis.clues import gather
 from ftslurm.files import write_json
 from ftslurm.run.attempts import Progress, write_progress
 from ftslurm.run.layout import RunLayout
-
-TRACEBACK = """\
-Traceback (most recent call last):
-  File "/r/code/train.py", line 12, in <module>
-    main()
-  File "/r/code/train.py", line 9, in main
-    raise ValueError("the bug of step 37")
-"""
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
+from ftslurm.agent.report import from_row
 from ftslurm.run import heartbeat
 from ftslurm.run.heartbeat import (
     RankView,
-    aged,
     beats_folder,
     dump_signal,
     is_private,
@@ -373,7 +374,7 @@ def test_a_rank_whose_number_is_a_containers_is_not_taken_for_dead(
 def test_a_view_that_has_travelled_is_as_much_older(tmp_path: Path) -> None:
     _, folder = opened(tmp_path)
     view = only_view(folder)
-    later = aged(view, 5.0)
+    later = from_row(astuple(view), 5.0)
     assert later.age_s == view.age_s + 5.0 and later.step_age_s == view.step_age_s + 5.0
     assert later.step == view.step and later.step_wall_s == view.step_wall_s
 

@@ -3,22 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from fakes.recovering import PLAIN
 
-from ftslurm.errors import RANK_FAILED, RANK_NEVER_RETRY, RANK_STOPPED
-from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
+from ftslurm.errors import RANK_NEVER_RETRY, RANK_STOPPED
+from ftslurm.recovery.policy import PastAttempt, RankFailure, decide
 from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
 from ftslurm.run.spec import RecoverySpec
 
-PLAIN = Evidence(
-    number=4,
-    rc=RANK_FAILED,
-    term=False,
-    done=False,
-    outcome=None,
-    progressed=False,
-    committed_step=40,
-    logs="/runs/r/attempts/0004/logs",
-)
 FAILURE = RankFailure(rank=2, node="n3", error="ValueError: bad loss", log="/runs/r/rank-2.log")
 
 

@@ -4,6 +4,7 @@ import time
 
 import failure_texts
 import pytest
+from fakes.left_behind import TRACEBACK
 from test_classify import FURTHER
 
 from ftslurm.diagnosis.classify import TABLE, classify
@@ -12,13 +13,6 @@ from ftslurm.diagnosis.signatures import look_up
 from ftslurm.diagnosis.tails import MOST_CLUES, log_clues, read_tail, time_in
 
 NOW = 1_700_000_000.0
-TRACEBACK = """\
-Traceback (most recent call last):
-  File "/r/code/train.py", line 12, in <module>
-    main()
-  File "/r/code/train.py", line 9, in main
-    raise ValueError("the bug of step 37")
-"""
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path):

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Callable, Optional
 
 from ftslurm.run.heartbeat import RankView
-from ftslurm.run.process_stat import process_stat
+from ftslurm.run.process_stat import children_by_parent
 from ftslurm.scheduler.process import ProcessName
 
 GRACE_S = 5.0
@@ -163,12 +163,7 @@ def _with_children(roots: set[ProcessName]) -> set[ProcessName]:
     """They and all below them."""
     if not roots:
         return set()
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            found = process_stat(int(folder.name))
-            if found is not None:
-                children.setdefault(found.parent, []).append(int(folder.name))
+    children = children_by_parent()
     names, todo = set(roots), [name.pid for name in roots]
     while todo:
         for pid in children.get(todo.pop(), []):

@@ -76,8 +76,8 @@ def hung(
 ) -> Optional[HangFinding]:
     """Judge one look at the ranks; `at`: seconds of the looker's steady clock.
 
-    `views` are those of one moment (heartbeat.aged) and of nodes that are heard: the ranks of a
-    node that is cut off are another matter.
+    `views` are those of one moment (see agent/report.py) and of nodes that are heard: the ranks of
+    a node that is cut off are another matter.
     """
     _remember(views, memory, at)
     if not views or limits.factor <= 0 or all(view.phase == LEAVING for view in views):

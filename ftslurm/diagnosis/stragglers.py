@@ -93,7 +93,7 @@ class Watcher:
         """At the look before."""
 
     def observe(self, views: Sequence[RankView], *, at: float) -> list[SlowFinding]:
-        """What has begun since the look before. `views`: of one moment (heartbeat.aged); `at`:
+        """What has begun since the look before. `views`: of one moment, see agent/report.py; `at`:
         seconds of the looker's steady clock."""
         if self._limits.factor <= 0:
             return []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import warn
-from ftslurm.run.process_stat import process_stat
+from ftslurm.run.process_stat import children_by_parent
 from ftslurm.scheduler.process import ProcessName, die_with_parent
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -95,12 +95,7 @@ def _tell(root: int, number: int, reached: set[tuple[int, ProcessName]]) -> Iter
 
 def _tree(root: int) -> list[int]:
     """`root` and all below it, as far as this user sees them; other PID namespaces included."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            stat = process_stat(int(entry.name))
-            if stat is not None:
-                children.setdefault(stat.parent, []).append(int(entry.name))
+    children = children_by_parent()
     found = [root]
     for pid in found:
         found += children.get(pid, [])

@@ -30,7 +30,7 @@ from ftslurm.run.control import control_files
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.node_memory import NodeEvent, read_node_events
 from ftslurm.run.rank_errors import RankErrors, read_rank_errors
-from ftslurm.run.record import read_record
+from ftslurm.run.record import RunRecord, read_record
 
 if TYPE_CHECKING:
     from ftslurm.diagnosis.finding import Finding
@@ -68,7 +68,7 @@ def read_evidence(
         term=term,
         done=is_listed(layout.done),
         outcome=outcome,
-        progressed=has_gone_on(layout, number),
+        progressed=_has_gone_on(layout, number, record, newest),
         committed_step=newest.step if newest else None,
         committed_digest=newest.committed_digest if newest else "",
         committed_before=older.step if older else None,
@@ -109,12 +109,18 @@ def with_finding(evidence: Evidence, finding: Optional[Finding], why_none: str) 
 
 def has_gone_on(layout: RunLayout, number: int) -> bool:
     """Whether the newest attempt, `number`, has brought the run forward."""
-    if read_record(layout).spec.program:
+    newest = next(iter(_committed(layout, number)), None)
+    return _has_gone_on(layout, number, read_record(layout), newest)
+
+
+def _has_gone_on(
+    layout: RunLayout, number: int, record: RunRecord, newest: Optional[PublishedStep]
+) -> bool:
+    if record.spec.program:
         from ftslurm.program.progress import has_progressed  # late: few runs are programs
 
         return has_progressed(layout, number)
-    newest = max((item.step for item in _committed(layout, number)), default=None)
-    return _is_newer(newest, _newest_adopted(layout, number))
+    return _is_newer(newest.step if newest else None, _newest_adopted(layout, number))
 
 
 def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:

@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -192,12 +192,6 @@ def dump_signal(folder: Path, rank: int) -> int:
             return int(WORD.unpack(os.pread(fd, WORD.size, DUMP_SIGNAL_AT))[0])
     except OSError:
         return 0
-
-
-def aged(view: RankView, by_s: float) -> RankView:
-    """`view` as it would be read now, `by_s` after it was read, if nothing had happened since."""
-    names = [item.name for item in fields(view) if item.name.endswith("age_s")]
-    return replace(view, **{name: getattr(view, name) + by_s for name in names})
 
 
 def process_state(pid: int, ticks: int) -> str:

@@ -1,4 +1,4 @@
-"""What the kernel says of a process in /proc/PID/stat (proc(5)). Never raises for one that is gone.
+"""What the kernel says of processes in /proc/PID/stat (proc(5)). Never raises for one that is gone.
 
 Read as bytes: the name in parentheses may hold any byte, whatever the process has given itself.
 """
@@ -28,3 +28,14 @@ def process_stat(pid: int) -> Optional[ProcessStat]:
     # The last parenthesis closes the name; fields 3, 4 and 22.
     state, parent, *rest = text.rpartition(b")")[2].split()
     return ProcessStat(state.decode(), int(parent), int(rest[17]))
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """Pids of all processes this user sees, other PID namespaces included, by parent."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            found = process_stat(int(entry.name))
+            if found is not None:
+                children.setdefault(found.parent, []).append(int(entry.name))
+    return children

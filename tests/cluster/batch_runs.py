@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Optional, TypeVar
 
 from fakes.project import RANK, Run, overrides
-from lab import Lab, cluster, wait_until
+from lab import REPOSITORY, Lab, cluster, open_lab, wait_until
 
 from ftslurm.run.attempts import read_progress
 
@@ -189,3 +189,16 @@ def controller_away(lab: Lab) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def lab_of_its_own(name: str, *options: str) -> Iterator[Lab]:
+    """A cluster of two nodes beside the one of all others, for what holds as long as one is up."""
+    folder = Path(f"{os.environ.get('FTSLURM_CLUSTER', '/var/tmp/ftslurm')}-{name}")
+    started = cluster("up", "--nodes=2", f"--expose={REPOSITORY}", *options, folder=folder)
+    assert started.returncode == 0, started.stderr
+    try:
+        yield open_lab(folder)
+    finally:
+        ended = cluster("down", folder=folder)
+        assert ended.returncode == 0, ended.stderr

@@ -14,7 +14,7 @@ from lab import NUM_NODES, REPOSITORY, Lab, cluster, open_lab
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
-LABS = {"lab", "cached_lab"}
+LABS = {"lab", "cached_lab", "memory_lab"}
 """Fixtures that start a cluster."""
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from batch_runs import STEPS, Group, LabRun
-from lab import REPOSITORY, Lab, cluster, open_lab, wait_until
+from batch_runs import STEPS, Group, LabRun, lab_of_its_own
+from lab import Lab, wait_until
 from test_shared_fs import undisturbed_digest
 
 from ftslurm.files import read_json
@@ -257,15 +257,8 @@ def test_a_wrong_import_stops_the_run_at_once(more_runs: Group[WatchedRun]) -> N
 @pytest.fixture
 def memory_lab() -> Iterator[Lab]:
     """A cluster that counts memory."""
-    folder = Path(f"{os.environ.get('FTSLURM_CLUSTER', '/var/tmp/ftslurm')}-memory")
-    options = ["--nodes=2", f"--expose={REPOSITORY}", "--memory-cgroup=on"]
-    started = cluster("up", *options, folder=folder)
-    assert started.returncode == 0, started.stderr
-    try:
-        yield open_lab(folder)
-    finally:
-        ended = cluster("down", folder=folder)
-        assert ended.returncode == 0, ended.stderr
+    with lab_of_its_own("memory", "--memory-cgroup=on") as lab:
+        yield lab
 
 
 @pytest.mark.full

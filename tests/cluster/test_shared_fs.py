@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from batch_runs import INTERVAL, STEPS, LabRun
+from batch_runs import INTERVAL, STEPS, LabRun, lab_of_its_own
 from fakes.rank import MASK, NUM_VALUES
-from lab import REPOSITORY, Lab, cluster, open_lab
+from lab import Lab, cluster
 
 from ftslurm.run.attempts import read_events
 from ftslurm.run.layout import step_name
@@ -31,17 +31,10 @@ CACHE_S = 30
 
 @pytest.fixture(scope="module")
 def cached_lab() -> Iterator[Lab]:
-    folder = Path(f"{os.environ.get('FTSLURM_CLUSTER', '/var/tmp/ftslurm')}-cached")
     needed = cluster("setup-packages", "--shared-fs=bindfs", timeout_s=300)
     assert needed.returncode == 0, needed.stderr
-    options = ["--nodes=2", f"--expose={REPOSITORY}", "--shared-fs=bindfs"]
-    started = cluster("up", *options, folder=folder)
-    assert started.returncode == 0, started.stderr
-    try:
-        yield open_lab(folder)
-    finally:
-        ended = cluster("down", folder=folder)
-        assert ended.returncode == 0, ended.stderr
+    with lab_of_its_own("cached", "--shared-fs=bindfs") as lab:
+        yield lab
 
 
 @pytest.fixture(autouse=True)

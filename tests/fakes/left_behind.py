@@ -14,6 +14,14 @@ from ftslurm.scheduler.slurm import Completed
 
 NOW = 1_700_000_000.0
 
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/r/code/train.py", line 12, in <module>
+    main()
+  File "/r/code/train.py", line 9, in main
+    raise ValueError("the bug of step 37")
+"""
+
 # As srun and slurmstepd of these versions print them.
 KILLED = {
     "22.05": """\

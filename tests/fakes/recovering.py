@@ -2,12 +2,25 @@
 
 import time
 
-from ftslurm.errors import SchedulerError
+from ftslurm.errors import RANK_FAILED, SchedulerError
 from ftslurm.files import write_json
+from ftslurm.recovery.policy import Evidence
 from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import AdoptedStep, Attempt, claim
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec, RunSpec, to_dict
+
+PLAIN = Evidence(
+    number=4,
+    rc=RANK_FAILED,
+    term=False,
+    done=False,
+    outcome=None,
+    progressed=False,
+    committed_step=40,
+    logs="/runs/r/attempts/0004/logs",
+)
+"""A failure that nobody says anything of."""
 
 
 class FakeScheduler:

@@ -36,6 +36,16 @@ ROOT = HERE.parent.parent
 PYTHON_PATH = [str(ROOT), str(HERE), str(HERE.parent)]
 
 
+def build_store(folder: Path, source: str, size_bytes: int) -> Path:
+    """A token store of the first bytes of a text, a token each."""
+    from ftslurm.train.build import build
+
+    text = folder / "text"
+    text.write_bytes(Path(source).read_bytes()[:size_bytes])
+    build([text], folder / "tokens.h5")
+    return folder / "tokens.h5"
+
+
 def prepare(
     root: Path,
     spec: RunSpec,

@@ -23,13 +23,7 @@ SEQUENCES, CONTEXT = 40, 16
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from ftslurm.train.build import build
-
-    folder = tmp_path_factory.mktemp("data")
-    text = folder / "text"
-    text.write_bytes(Path(__file__).read_bytes()[: SEQUENCES * CONTEXT])
-    build([text], folder / "tokens.h5")
-    return folder / "tokens.h5"
+    return launch.build_store(tmp_path_factory.mktemp("data"), __file__, SEQUENCES * CONTEXT)
 
 
 def prepare(root: Path, store: Path) -> RunLayout:
