@@ -31,7 +31,6 @@ from ftslurm.recovery.evidence import (
     read_history,
     with_finding,
 )
-from ftslurm.recovery.next_job import act
 from ftslurm.recovery.policy import (
     CAUSE_ASKED,
     CAUSE_FAILED,
@@ -135,6 +134,8 @@ def recover(
         while _is_away(scheduler):
             sleep(2.0)
         return decision
+    from ftslurm.recovery.next_job import act  # late: what is decided is on record the sooner
+
     decision = act(own_job, environ, evidence, decision, put_on_record)
     _tell_people(own_job, environ, evidence, decision)
     if decision.action == RESTART and decision.wait_s > 0:
@@ -205,6 +206,8 @@ def _wait(
         decision = obey(decision, order)
     if decision.action == RESTART:
         return decision
+    from ftslurm.recovery.next_job import act  # late, as above
+
     return act(job, environ, evidence, amend(decision), amend)
 
 

@@ -103,7 +103,7 @@ def ask_to_leave(run: LabRun) -> None:
 
 
 def test_a_controller_that_is_killed_and_comes_back_costs_a_run_nothing(lab: Lab) -> None:
-    run = LabRun(lab, "killed", "steps=50", step_s=0.2)
+    run = LabRun(lab, "killed", "steps=120", step_s=0.2)  # 24 s: outlives the wait below
     wait_for_saved_state(run)
     before = run.wait_for_training(1)
     with daemon_away(lab, "slurmctld"):
@@ -118,7 +118,7 @@ def test_a_controller_that_is_killed_and_comes_back_costs_a_run_nothing(lab: Lab
     run.end_as("COMPLETED")
     print(f"requeued {requeued_at - back_at:.1f} s after slurmctld was back")
     assert run.run.decisions() == ["requeued", "done"], run.says()
-    assert_undisturbed(run, steps=50)
+    assert_undisturbed(run, steps=120)
     assert run.run.steps_trained_twice == 0
     lab.wait_for_runs(run.job_id, ["REQUEUED", "COMPLETED"])
 
