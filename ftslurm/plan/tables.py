@@ -1,0 +1,147 @@
+"""Plans as lines for a person. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ftslurm.plan.intervals import Waste
+from ftslurm.plan.plan import PEER_OVERHEAD, PEER_RESTART_S, PEER_SHARE, Plan, Storage
+from ftslurm.plan.published import Row
+from ftslurm.plan.simulate import Played
+
+
+def plan_lines(plan: Plan, restart: Mapping[str, float]) -> list[str]:
+    costs, waste = plan.costs, plan.waste
+    parts = " + ".join(f"{name} {seconds:g}" for name, seconds in restart.items())
+    chosen = "the best" if plan.is_best else "as asked for"
+    lines = [
+        f"{plan.gpus:,} GPUs, {plan.gpu_mtbf_h:,.0f} h between failures of one",
+        f"  between failures   {duration(plan.mtbf_s)}: {plan.failures_per_day:.2g} a day",
+        f"  a save             stops training {costs.stall_s:g} s, durable {costs.lag_s:g} s later",
+        f"  a restart          {costs.restart_s:g} s ({parts})",
+        f"  save every         {duration(plan.interval_s)} ({chosen}); Young"
+        f" {duration(plan.young_s)}, Daly {duration(plan.daly_s)}, exact {duration(plan.exact_s)}",
+        f"  wasted             {_split(waste)}",
+        f"  goodput            {_percent(waste.goodput)};"
+        f" {plan.gpu_hours_lost_per_day:,.0f} GPU-hours lost a day",
+        f"  peer redundancy    {_peers(plan)}",
+    ]
+    if plan.storage is not None:
+        lines += _storage_lines(plan.storage)
+    return [*lines, *_advice(plan)]
+
+
+def table_lines(plans: Sequence[Plan]) -> list[str]:
+    head = (
+        f"{'GPUs':>8} {'between failures':>16} {'a day':>7} {'Young':>9} {'Daly':>9} {'exact':>9}"
+        f" {'saves':>7} {'again':>7} {'restarts':>8} {'goodput':>8} {'GPU-h lost/day':>14}"
+    )
+    lines = [head]
+    for plan in plans:
+        waste = plan.waste
+        lines.append(
+            f"{plan.gpus:>8,} {duration(plan.mtbf_s):>16} {plan.failures_per_day:>7.2g}"
+            f" {duration(plan.young_s):>9} {duration(plan.daly_s):>9} {duration(plan.exact_s):>9}"
+            f" {_percent(waste.stall):>7} {_percent(waste.lost):>7} {_percent(waste.restart):>8}"
+            f" {_percent(waste.goodput):>8} {plan.gpu_hours_lost_per_day:>14,.0f}"
+        )
+    costs = plans[0].costs
+    lines.append(
+        f"a save stops training {costs.stall_s:g} s and is durable {costs.lag_s:g} s later;"
+        f" a restart takes {costs.restart_s:g} s; {plans[0].gpu_mtbf_h:,.0f} h"
+        " between failures of one GPU"
+    )
+    return lines
+
+
+def simulation_lines(plan: Plan, played: Played, shape: float) -> list[str]:
+    told = "at random" if shape == 1.0 else f"in bursts (Weibull, shape {shape:g})"
+    seen = played.waste
+    off = seen.total - plan.waste.total
+    return [
+        f"simulated {duration(played.wall_s)}, {played.failures:,} failures {told}",
+        f"  wasted             {_split(seen)}",
+        f"  against formulas   {100 * off:+.2f} points",
+    ]
+
+
+def published_lines(rows: Sequence[Row]) -> list[str]:
+    lines = [f"{'what':46} {'published':>24} {'ours':>12}  source"]
+    for row in rows:
+        ours = f"{row.value:,.4g} {row.unit}"
+        note = f"; {row.note}" if row.note else ""
+        lines.append(f"{row.what:46} {row.published:>24} {ours:>12}  {row.source}{note}")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """`5.2 s`, `4 min`, `3.1 h`, `12 days`."""
+    for unit, size, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
+        if seconds < most:
+            return f"{seconds / size:.3g} {unit}"
+    return (
+        f"{seconds / 86400.0:,.3g} days" if seconds < 8.64e7 else f"{seconds / 86400.0:,.0f} days"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share < 0.9995 else "100 %"
+
+
+def _split(waste: Waste) -> str:
+    return (
+        f"{_percent(waste.total)}: saves {_percent(waste.stall)}, trained again"
+        f" {_percent(waste.lost)}, restarts {_percent(waste.restart)}"
+    )
+
+
+def _peers(plan: Plan) -> str:
+    at = plan.peers_pay_from_gpus
+    when = f"pays from {at:,} GPUs on" if at else "pays at no size"
+    return (
+        f"{when} (restart {PEER_RESTART_S:g} s for {PEER_SHARE:.0%} of the failures, copies take"
+        f" {PEER_OVERHEAD:.0%} of a step)"
+    )
+
+
+def _storage_lines(storage: Storage) -> list[str]:
+    some, more = storage.kept_bytes_with_margin
+    return [
+        f"  one checkpoint     {_bytes(storage.one_bytes)}; kept {_bytes(storage.kept_bytes)}, with"
+        f" 20 to 30 % of room {_bytes(some)} to {_bytes(more)}",
+        f"  bandwidth          {_bytes(storage.persist_bytes_per_s)}/s over all nodes"
+        f" ({_bytes(storage.persist_bytes_per_s_per_node)}/s a node) to be durable in time;"
+        f" {_bytes(storage.grace_bytes_per_s_per_node)}/s a node to save in a quarter of the grace",
+    ]
+
+
+def _advice(plan: Plan) -> list[str]:
+    """Where most is wasted, and the key that changes it."""
+    waste = plan.waste
+    if waste.total >= 1.0:
+        return ["  advice             this run does not end: restarts and saves take longer than"
+                " failures leave; shorten both, or use fewer GPUs"]  # fmt: skip
+    if waste.restart >= max(waste.stall, waste.lost):
+        told = (
+            "restarts cost most: spares (cluster.spares), recovery.standby=true and"
+            " recovery.evict=now shorten them"
+        )
+    elif plan.is_best:
+        told = (
+            "at the best interval saves and training done again balance: only saves that stop"
+            " training for less, or are durable sooner, lower both"
+        )
+    else:
+        more_often = waste.lost > waste.stall
+        told = (
+            f"save {'more' if more_often else 'less'} often: checkpoint.interval_s="
+            f"{max(plan.exact_s, plan.costs.lag_s):.0f}"
+        )
+    return [f"  advice             {told}"]
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= size:
+            return f"{value / size:,.3g} {unit}"
+    return f"{value / 1e3:.3g} kB"
