@@ -129,5 +129,14 @@ SILENT = [
     "Sep  2 10:00:00 node-1 sshd[77]: kernel: " + XID + "79",
     "2026-09-02T10:00:00+02:00 node-1 logger[1]: NVRM: fallen off the bus",
     "12,1234,4567890,-;" + XID + "79",
+    # Nor what users call their programs, files and cgroups, at both ends of a kernel's message.
+    "6,4711,99,-;NVRM: a[4242]: segfault at 0 ip 0000000000401126 sp 00007ffd52f0 error 4 in "
+    "0000:9b:00 fallen off the bus[401000+1000] likely on CPU 3 (core 3, socket 0)",
+    "Nov 30 01:00:00 n1 kernel: [  99.000000] NVRM: a[4242]: segfault at 0 ip 0 in " + LOST,
+    "NVRM: GPU 0000:[7]: segfault at 0 ip 0 in 9b:00.0: " + LOST,
+    "NVRM: fallen of[7]: segfault at 0 ip 0 in f the bus fallen off the bus",
+    "NVRM: a: page allocation failure: order:0, mode:0xcc0(GFP_KERNEL), nodemask=(null),"
+    "cpuset=0000:9b:00 fallen off the bus,mems_allowed=0",
+    "NVRM: Xid (PCI:[7]: segfault at 0 ip 0 in 0000:9b:00): 79, " + LOST,
     "oom-kill: task=NVRM: Xid (PCI:,pid=9,uid=1000 " + XID + "79",
 ]

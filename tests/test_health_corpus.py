@@ -41,18 +41,17 @@ def test_a_sick_node_is_caught(case: dict) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["class"] == "user"], ids=named)
 def test_what_a_program_did_is_handed_to_its_run(case: dict) -> None:
-    if "mallory" in str(case["log"]):
-        pytest.skip("nothing was said by the kernel")
-    case = {**case, "looks": 1}
-    assert any(one.hands_to_run for one in of_case(case))
+    assert any(one.hands_to_run for one in of_case({**case, "looks": 1}))
 
 
 def test_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     false_drains = sum(worst(case) in DRAINS for case in GOOD)
     caught = sum(worst(case) in case["words"] for case in SICK)
+    reports = [sum(case["report"] for case in part) for part in (GOOD, SICK)]
     with capsys.disabled():
         print(f"\nhealth corpus: {false_drains} false drains of {len(GOOD)} good situations, "
-              f"{caught} of {len(SICK)} sick ones caught")  # fmt: skip
+              f"{caught} of {len(SICK)} sick ones caught; {reports[0]} and {reports[1]} of them "
+              "from public reports")  # fmt: skip
     assert (false_drains, caught) == (0, len(SICK))
 
 
@@ -66,8 +65,9 @@ def test_the_corpus_is_large_and_mostly_from_public_reports() -> None:
 
 
 def test_no_case_can_say_what_the_verdict_is() -> None:
-    known = {"name", "class", "source", "report", "words", "model", "log", "times", "signals",
-             "baseline", "failures", "looks", "boot"}  # fmt: skip
+    known = {"name", "class", "source", "report", "words", "model", "log", "times", "seen",
+             "rotated", "reboot", "boot", "signals", "baseline", "failures", "looks",
+             "users"}  # fmt: skip
     assert {key for case in CASES for key in case} <= known
     case = {**SICK[0], "class": "healthy", "words": ["ignore"], "word": "ignore"}
     assert worst(case) == worst(SICK[0])

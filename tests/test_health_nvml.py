@@ -27,7 +27,6 @@ STRUCTS = {
     n.Value: pynvml.c_nvmlValue_t,
     n.FieldValue: pynvml.c_nvmlFieldValue_t,
     n.RowRemapperHistogram: pynvml.c_nvmlRowRemapperHistogramValues,
-    n.ProcessInfo: pynvml.c_nvmlProcessInfo_v3_t,
     n.MarginTemperature: pynvml.c_nvmlMarginTemperature_v1_t,
     n.RepairStatus: pynvml.c_nvmlRepairStatus_t,
     n.UnrepairableMemory: pynvml.c_nvmlUnrepairableMemory_v1_t,
@@ -296,7 +295,7 @@ def test_a_driver_that_does_not_know_what_is_asked_is_not_at_fault(
     parts = read_nvml(deadline_s=10, library=library)
     assert of(parts, s.NVML_ERROR, 1) == []
     node.set(1, "code:nvmlDeviceGetHandleByIndex_v2", 2)
-    assert of(read_nvml(deadline_s=10, library=library), s.NVML_ERROR, 1) == [2]
+    assert of(read_nvml(deadline_s=10, library=library), s.NVML_UNUSABLE, 1) == [2]
 
 
 def test_a_gpu_that_is_lost_whole_is_named_by_the_bus_that_is_left(
@@ -324,14 +323,14 @@ def test_a_driver_that_does_not_start_is_told_by_its_code(
     node.set("*", "code:nvmlInit_v2", code)
     parts = read_nvml(deadline_s=10, library=library)
     assert [(x.kind, x.value, x.where) for x in parts.signals] == [
-        (s.NVML_ERROR, code, "nvmlInit_v2")
+        (s.NVML_UNUSABLE, code, "nvmlInit_v2")
     ]
     assert not parts.gpus
 
 
 def test_a_missing_library_is_its_code_and_no_gpu() -> None:
     parts = read_nvml(deadline_s=10, library="libnvidia-ml-is-not-here.so.1")
-    assert [(x.kind, x.value) for x in parts.signals] == [(s.NVML_ERROR, 12)]
+    assert [(x.kind, x.value) for x in parts.signals] == [(s.NVML_UNUSABLE, 12)]
 
 
 def test_a_symbol_that_an_old_library_lacks_is_not_supported(
@@ -369,14 +368,6 @@ def test_a_library_that_crashes_takes_only_the_child_with_it(
     assert "-11" in failure.text and "nvmlDeviceGetMigMode of GPU 0" in failure.text
     assert of(parts, s.REMAP_PENDING, 0) == [False]
     assert not of(parts, s.DRIVER_HANG)
-
-
-def test_processes_are_told_when_asked_for(library: str, node: nodes.Node) -> None:
-    node.set(1, "pids", "4711,4712")
-    assert not of(read_nvml(deadline_s=10, library=library), s.LEFTOVER_PROCESS, 1)
-    parts = read_nvml(deadline_s=10, library=library, processes=True)
-    assert of(parts, s.LEFTOVER_PROCESS, 1) == [4711, 4712]
-    assert of(parts, s.LEFTOVER_PROCESS, 0) == []
 
 
 def test_garbage_from_the_child_gives_no_signal() -> None:

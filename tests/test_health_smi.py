@@ -14,7 +14,8 @@ from ftslurm.health.look import Parts
 DATA = Path(__file__).resolve().parent / "data" / "health" / "smi"
 FAKE = Path(__file__).resolve().parent / "fakes" / "nvml" / "nvidia-smi"
 UUID = "GPU-{0:08x}-0000-4000-8000-{0:012x}"
-FAULTS = {s.GPU_LOST, s.RESET_REQUIRED, s.NVML_ERROR, s.DRIVER_HANG, s.INFOROM_CORRUPTED}
+FAULTS = {s.GPU_LOST, s.RESET_REQUIRED, s.NVML_ERROR, s.NVML_UNUSABLE, s.DRIVER_HANG,
+          s.INFOROM_CORRUPTED}  # fmt: skip
 
 
 def data(name: str) -> str:
@@ -136,20 +137,20 @@ LOST_AT = "0000:34:00"
     ("text", "kind", "value", "bus"),
     [
         ("Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error",
-         s.NVML_ERROR, 999, LOST_AT),
+         s.NVML_UNUSABLE, 999, LOST_AT),
         ("Unable to determine the device handle for GPU0000:34:00.0: Unknown Error",
-         s.NVML_ERROR, 999, LOST_AT),
+         s.NVML_UNUSABLE, 999, LOST_AT),
         ("Unable to determine the device handle for GPU 0000:34:00.0: GPU is lost.  Reboot the "
          "system to recover this GPU", s.GPU_LOST, True, LOST_AT),
         ("Unable to determine the device handle for GPU0: 0000:34:00.0: GPU is lost.  Reboot",
          s.GPU_LOST, True, LOST_AT),
         ("Failed to initialize NVML: Driver/library version mismatch\nNVML library version: "
-         "570.86", s.NVML_ERROR, 18, ""),
+         "570.86", s.NVML_UNUSABLE, 18, ""),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make",
-         s.NVML_ERROR, 9, ""),
+         s.NVML_UNUSABLE, 9, ""),
         ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.",
-         s.NVML_ERROR, 12, ""),
-        ("Failed to initialize NVML: Unknown Error", s.NVML_ERROR, 999, ""),
+         s.NVML_UNUSABLE, 12, ""),
+        ("Failed to initialize NVML: Unknown Error", s.NVML_UNUSABLE, 999, ""),
         ("No devices were found", s.GPU_COUNT_NVML, 0, ""),
     ],
 )  # fmt: skip
@@ -247,7 +248,7 @@ def test_a_gpu_that_has_no_row_is_told_from_the_other_stream(smi: Path) -> None:
     )
     (smi / "q-x.rc").write_text("255")
     parts = nvidia_smi.read_nvidia_smi(deadline_s=20, command=str(FAKE))
-    (error,) = [signal for signal in parts.signals if signal.kind == s.NVML_ERROR]
+    (error,) = [signal for signal in parts.signals if signal.kind == s.NVML_UNUSABLE]
     assert error.gpu == s.Gpu(None, "", LOST_AT)
     assert told(parts)[s.REMAP_PENDING] is False
 

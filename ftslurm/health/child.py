@@ -82,7 +82,7 @@ def run_function(
 
 def is_running(pid: int, start_ticks: str, *, proc: Path = Path("/proc")) -> bool:
     """Whether an abandoned child is still there: do not start another one beside it."""
-    return bool(start_ticks) and _start_ticks(pid, proc) == start_ticks
+    return bool(start_ticks) and ticks_of(pid, proc) == start_ticks
 
 
 def _run(body: Callable[[], None], *, deadline_s: float, limit_bytes: int) -> Ended:
@@ -96,7 +96,7 @@ def _run(body: Callable[[], None], *, deadline_s: float, limit_bytes: int) -> En
     os.close(err_write)
     with contextlib.suppress(OSError):  # the child has done it, or is past its exec (EACCES)
         os.setpgid(pid, pid)
-    start_ticks = _start_ticks(pid, Path("/proc"))
+    start_ticks = ticks_of(pid, Path("/proc"))
     streams = {out_read: bytearray(), err_read: bytearray()}
     attending = _Attending(pid, streams, limit_bytes)
     try:
@@ -211,7 +211,7 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _start_ticks(pid: int, proc: Path) -> str:
+def ticks_of(pid: int, proc: Path) -> str:
     """Field 22 of /proc/PID/stat (proc(5)); the name in field 2 may hold blanks and brackets."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")

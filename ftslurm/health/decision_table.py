@@ -33,6 +33,11 @@ LEFT = "was"
 Bound = Union[bool, int, float, str, tuple[str, ...], tuple[int, ...]]
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
+_FABRIC_S = 3 * _MINUTE_S
+"""A boot, or a restart of the fabric manager, takes a minute or so and is no fault. A job that
+began meanwhile fails, and the look behind it finds out whether it was more than that."""
+_LEFTOVER_S = 2 * _MINUTE_S
+"""Freeing the memory of eight GPUs takes a process seconds after its last signal."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ MEMORY = (
 NVLINK = (
     Row("nvlink-down", s.NVLINK_LINKS_UP, BELOW_BASELINE, 0, DRAIN, "NVLINK-DOWN",
         "fewer NVLinks than this node had", f"{_DCGM} 2970; azurehpc-health-checks#162",
-        needs=NEEDS_RESET),
+        first=WARN, reads=2, needs=NEEDS_RESET),
     Row("nvlink-model", s.NVLINK_LINKS_UP, BELOW_OTHER, (s.NVLINK_LINKS_MODEL,), DRAIN,
         "NVLINK-DOWN", "fewer NVLinks than its model has",
         "gpud#1085; NVSentinel#1481", first=WARN, reads=2, needs=NEEDS_RESET),
@@ -151,13 +156,13 @@ NVLINK = (
         "a high symbol error rate", _DCGM, trend=True),
     Row("fabric-state", s.FABRIC_STATE, ANY_OF, ("not_started", "in_progress"), DRAIN, "FABRIC",
         "a GPU that has not joined the fabric", f"{_DCGM} 3599; azhpc-images#506", first=WARN,
-        reads=2, resumes=True),
+        reads=2, for_s=_FABRIC_S, resumes=True),
     Row("fabric-status", s.FABRIC_STATUS, IS_NOT, 0, DRAIN, "FABRIC",
-        "a GPU that could not join the fabric", f"{_DCGM} 3599; azhpc-images#506",
-        needs=NEEDS_REBOOT),
+        "a GPU that could not join the fabric", f"{_DCGM} 3599; azhpc-images#506", first=WARN,
+        reads=2, for_s=_FABRIC_S, needs=NEEDS_REBOOT),
     Row("fabric-manager", s.FABRIC_MANAGER, IS_NOT, "active", DRAIN, "FABRICMGR",
         "no fabric manager on a board with NVSwitches", "gpud; cyclecloud-healthagent",
-        first=WARN, reads=2, resumes=True),
+        first=WARN, reads=2, for_s=_FABRIC_S, resumes=True),
 )  # fmt: skip
 
 PRESENCE = (
@@ -169,28 +174,35 @@ PRESENCE = (
         "a GPU that asks for a reset", "gcm pynvml_errors.py", needs=NEEDS_RESET),
     Row("inforom", s.INFOROM_CORRUPTED, IS, True, WARN, "INFOROM", "a damaged InfoROM",
         "cyclecloud-healthagent"),
-    Row("driver", s.NVML_ERROR, ANY_OF, (9, 12, 18), DRAIN, "DRIVER",
-        "a driver that is not loaded, or not the library's", "mej/nhc csc_nvidia_smi.nhc",
-        first=UNKNOWN, reads=2, resumes=True),
-    Row("nvml-error", s.NVML_ERROR, ANY_OF, (10, 999), DRAIN, "NVML",
-        "NVML that gives errors", "k8s-device-plugin#259", first=UNKNOWN, reads=2,
+    Row("driver", s.NVML_UNUSABLE, ANY_OF, (9, 12, 18), DRAIN, "DRIVER",
+        "a driver that is not loaded, or not the library's",
+        "mej/nhc csc_nvidia_smi.nhc; soperator#2684; NVSentinel#1423", first=UNKNOWN, reads=2,
         resumes=True),
-    Row("nvml-answer", s.NVML_ERROR, ANY_OF, (1, 2, 3, 4, 6, 7, 13, 17), UNKNOWN, "NVML",
-        "NVML that does not tell", "gcm pynvml_errors.py"),
+    Row("nvml-error", s.NVML_UNUSABLE, ANY_OF, (10, 999), DRAIN, "NVML",
+        "NVML, or a GPU, that cannot be talked to", "open-gpu-kernel-modules#387 and #1342",
+        first=UNKNOWN, reads=2, resumes=True),
+    Row("nvml-refused", s.NVML_UNUSABLE, IS_NOT, (9, 10, 12, 18, 999), UNKNOWN, "NVML",
+        "NVML that does not let itself be asked", "gcm pynvml_errors.py"),
+    # However often: the GPU works, and what the call would have told stays unknown.
+    Row("nvml-answer", s.NVML_ERROR, ABOVE, 0, UNKNOWN, "NVML",
+        "NVML that does not answer a question", "k8s-device-plugin#259 and #403"),
     Row("driver-hang", s.DRIVER_HANG, IS, True, DRAIN, "DRV-HANG",
         "a driver that does not answer", "gpud#117; open-gpu-kernel-modules#446; dcgm-exporter#84",
         first=UNKNOWN, reads=2, needs=NEEDS_REBOOT),
     Row("gpu-count", s.GPU_COUNT_NVML, BELOW_OTHER, (s.GPU_COUNT_PCI, s.GPU_COUNT_GRES), DRAIN,
         "GPU-COUNT", "fewer GPUs than the node should have", "deepops; cyclecloud-healthagent",
-        needs=NEEDS_REBOOT),
+        first=WARN, reads=2, needs=NEEDS_REBOOT),
     Row("gpu-count-pci", s.GPU_COUNT_PCI, BELOW_OTHER, (s.GPU_COUNT_GRES,), DRAIN, "GPU-COUNT",
         "fewer GPUs on the PCI bus than the node should have", "deepops prolog-lspci",
-        needs=NEEDS_REBOOT),
+        first=WARN, reads=2, needs=NEEDS_REBOOT),
     Row("persistence", s.PERSISTENCE_MODE, IS, False, WARN, "PERSISTENCE",
         "persistence mode is off", "gpud"),
     Row("leftover", s.LEFTOVER_PROCESS, AT_LEAST, 1, DRAIN, "LEFTOVER",
-        "a process of a job that has ended", "deepops 50-exclusive-gpu; soperator",
-        resumes=True),
+        "a process of a job that has ended", "deepops 50-exclusive-gpu; soperator", where="job",
+        first=WARN, reads=2, for_s=_LEFTOVER_S, needs=NEEDS_REBOOT),
+    # Nobody knows whose: a shared service under the user's name, or he himself by ssh, is no fault.
+    Row("leftover-outside", s.LEFTOVER_PROCESS, AT_LEAST, 1, WARN, "LEFTOVER",
+        "a process of the job's user outside of any job", "ftslurm; NVIDIA MPS", where="user"),
 )  # fmt: skip
 
 BUS_AND_HEAT = (
@@ -212,6 +224,8 @@ BUS_AND_HEAT = (
     Row("aer-nonfatal", s.AER_NONFATAL, RISEN, 1, WARN, "AER", "a PCIe error", "gcm pcie_aer"),
     Row("aer-correctable", s.AER_CORRECTABLE, PER_MINUTE, 60, WARN, "AER",
         "many corrected PCIe errors", "gcm pcie_aer"),
+    # gpud asks for 0.6 of the samples of ten minutes; here it is all of the looks, as there are
+    # fewer, and as a GPU that is warm now and then only slows its job down.
     Row("hot", s.CLOCKS_EVENT, BITS, 0x40, AFTER, "HOT", "a GPU that slows down for its heat",
         "gpud hw-slowdown; DCGM", first=WARN, reads=3, for_s=10 * _MINUTE_S, resumes=True),
     Row("slowdown", s.CLOCKS_EVENT, BITS, 0x88, AFTER, "SLOWDOWN",

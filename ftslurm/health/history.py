@@ -5,20 +5,26 @@ The record goes to a small file per node; a file that is torn or foreign counts 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
+from ftslurm.health.signals import is_number
+
 MEMORY_S = 14 * 86400.0
 _PAST = 512
+_PAST_OF_ONE = 16
+"""Of one thing on one GPU: who floods the log with his own Xids makes no loss forgotten."""
 _STREAKS = 512
 _SAME_S = 3600.0
 """A state that lasts is remembered once in this time, not at every look."""
+_UNSEEN_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Past:
-    """`what`: a code such as XID79, a rule, or `reset` for a GPU that was reset."""
+    """`what`: a code such as XID79, or a rule."""
 
     what: str
     at: float
@@ -45,21 +51,22 @@ class History:
     past: tuple[Past, ...] = ()
     streaks: Mapping[str, Streak] = field(default_factory=dict)
 
-    def within(self, what: str, bus: str, *, now: float, window_s: float) -> list[Past]:
-        return [
-            one
-            for one in self.past
-            if one.what == what and one.bus == bus and now - one.at <= window_s
-        ]
+    def within(self, what: str, *, now: float, window_s: float) -> list[Past]:
+        return [one for one in self.past if one.what == what and 0 <= now - one.at <= window_s]
 
 
 def with_past(history: History, new: list[Past], *, now: float) -> History:
     """With what is new and without what is old; the newest where there is too much."""
     kept = [one for one in history.past if now - one.at <= MEMORY_S]
     for one in new:
-        if one.what.startswith("XID") or one.what == "reset" or not _is_known(kept, one):
+        if one.what.startswith("XID") or not _is_known(kept, one):
             kept.append(one)
-    return History(tuple(kept[-_PAST:]), history.streaks)
+    newest, counts = [], Counter[tuple[str, str]]()
+    for one in reversed(kept):
+        counts[one.what, one.bus] += 1
+        if counts[one.what, one.bus] <= _PAST_OF_ONE:
+            newest.append(one)
+    return History(tuple(reversed(newest[:_PAST])), history.streaks)
 
 
 def _is_known(kept: list[Past], new: Past) -> bool:
@@ -93,8 +100,14 @@ def with_streaks(
         elif is_same_rise(before, holding[key], since):
             streaks[key] = before
         else:
-            streaks[key] = Streak(before.reads + 1, before.since, now)
+            streaks[key] = Streak(before.reads + 1, lasting_since(before, now), now)
     return History(history.past, streaks)
+
+
+def lasting_since(streak: Streak, now: float) -> float:
+    """Since when, by a look at `now`. Time that nobody looked in, and what a clock makes of it that
+    is set forward or back, is no time that anything has lasted."""
+    return streak.since if 0 <= now - streak.last <= _UNSEEN_S else now
 
 
 def is_same_rise(streak: Streak, is_rise: bool, since: Optional[float]) -> bool:
@@ -118,12 +131,8 @@ def parse_history(record: Any) -> History:
         numbers = [one.at for one in past]
         for one in streaks.values():
             numbers += [one.reads, one.since, one.last]
-        texts = [text for one in past for text in (one.what, one.bus, one.key, one.user)]
+        texts = [value for one in past for name, value in vars(one).items() if name != "at"]
     except (TypeError, KeyError, AttributeError, IndexError):
         return History()
-    is_whole = all(isinstance(number, (int, float)) for number in numbers)
-    return History(past, streaks) if is_whole and all(map(_is_text, texts)) else History()
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    is_whole = all(map(is_number, numbers)) and all(isinstance(text, str) for text in texts)
+    return History(past, streaks) if is_whole else History()

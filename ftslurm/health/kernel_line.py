@@ -1,8 +1,10 @@
 """One line of the kernel log, read into an event. Pure: any bytes give an event or None.
 
 A message counts only at the very beginning of what the kernel has written, and behind a syslog
-prefix only under the name `kernel`: a process may call itself `Xid (PCI`, and its name is printed
-in the middle of other messages. What is cut off, wrapped or no text at all is no event.
+prefix only under the name `kernel`. Some messages of the kernel begin with the name of a process
+and end with that of a file or a cgroup, all of them their user's choice (`NAME[17]: segfault at 0
+... in FILE[401000+1000]`): so each form here is fixed for longer than such a name can be. What is
+cut off, wrapped or no text at all is no event.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class KernelEvent:
     """Process of an Xid; driver of an AER message; device of a SXid."""
     text: str = ""
     at: Optional[float] = None
+    """Of the last line that has said it."""
     count: int = 1
 
 
@@ -63,7 +66,13 @@ _OPENINGS = re.compile(
     r"(?:Ch|Channel|Graphics|Timeout|GPU|Uncorrectable|Contained|Uncontained|Row|An|NVLink|MMU"
     r"|errorString|DRAM|SRAM|Dynamic|intr|PMU|ESR|Class|SEC2|Reset|Fault|RLW|SAW|TLW|NETIR|MSE)\b"
 )
-_LOST = re.compile(r"NVRM: .{0,200}\bfallen off the bus\b", re.S)
+_LOST = re.compile(
+    rf"NVRM: (?:(?:The NVIDIA )?GPU (?:at )?{_BUS}(?![\w.]).{{0,200}}?\b)?fallen off the bus\b",
+    re.S,
+)
+"""No user's: the bus, or the words, are past the 15 letters of a process's name."""
+_FIRST_LINE = re.compile(r"Linux version \d+\.\d")
+"""Of a boot, by linux_banner; the digits are past a process's name as well."""
 _ANY_BUS = re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\b")
 _AER = re.compile(
     r"([\w-]{1,40}) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: )?"
@@ -96,6 +105,12 @@ def parse_line(
     message = message.lstrip(" ")
     event = _xid(message) or _sxid(message) or _lost(message) or _aer(message) or _mlx5(message)
     return None if event is None else _with_time(event, at)
+
+
+def is_first_line(line: bytes) -> bool:
+    """What the kernel says first: what stands before it in a file is of another boot."""
+    message, _ = strip_prefix(_text(line))
+    return message is not None and _FIRST_LINE.match(message) is not None
 
 
 def _text(line: Union[bytes, str]) -> str:
@@ -269,7 +284,7 @@ def _aer(message: str) -> Optional[KernelEvent]:
     if word.startswith("correct"):
         severity = CORRECTABLE
     else:
-        severity = NONFATAL if "non-fatal" in word else FATAL if "fatal" in word else ""
+        severity = NONFATAL if "non-fatal" in word else FATAL if "(fatal)" in word else ""
     bus = normal_bus(match.group(5) or "") or normal_bus(match.group(2))
     return KernelEvent(AER, bus=bus, severity=severity, name=match.group(1), text=message)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from ftslurm.health import nvml_types as n
 from ftslurm.health import signals as s
@@ -21,6 +20,9 @@ from ftslurm.health.look import Parts
 from ftslurm.health.nvidia_smi_fields import CSV_FIELDS, field_signals, whole
 from ftslurm.health.nvml_links import model_links
 from ftslurm.health.signals import Failure, Gpu, Signal, normal_bus
+
+if TYPE_CHECKING:
+    import xml.etree.ElementTree as ET
 
 SOURCE = "nvidia_smi"
 
@@ -115,7 +117,7 @@ def _tell_the_end(parts: Parts, ended: Ended, call: str) -> None:
     if ended.is_abandoned:
         parts.abandoned = (ended.pid, ended.start_ticks)
     if ended.is_late:
-        stuck = "; it cannot be killed" if ended.is_abandoned else ""
+        stuck = f"; it {s.UNKILLABLE}" if ended.is_abandoned else ""
         parts.signals.append(Signal(s.DRIVER_HANG, True, text=f"{call} did not come back{stuck}"))
         parts.failures.append(Failure(SOURCE, f"{call} did not come back"))
     elif ended.code == NOT_RUN:
@@ -140,11 +142,11 @@ def tool_signals(text: str) -> list[Signal]:
             found.append(Signal(s.RESET_REQUIRED, True, gpu=gpu, text=said))
         elif said.startswith("Unknown Error"):
             where = "nvmlDeviceGetHandleByIndex_v2"
-            found.append(Signal(s.NVML_ERROR, n.ERROR_UNKNOWN, gpu=gpu, where=where, text=said))
+            found.append(Signal(s.NVML_UNUSABLE, n.ERROR_UNKNOWN, gpu=gpu, where=where, text=said))
     for pattern, code in _TOOL_ERRORS:
         tool = pattern.search(text)
         if tool:
-            found.append(Signal(s.NVML_ERROR, code, where="nvmlInit_v2", text=tool.group(0)))
+            found.append(Signal(s.NVML_UNUSABLE, code, where="nvmlInit_v2", text=tool.group(0)))
     if re.search(r"^No devices were found\s*$", text, re.M):
         found.append(Signal(s.GPU_COUNT_NVML, 0))
     return found
@@ -156,6 +158,8 @@ def parse_xml(text: str) -> Parts:
     end = text.rfind("</nvidia_smi_log>")
     if start < 0 or end < 0:
         return Parts()
+    import xml.etree.ElementTree as ET  # a tenth of a cold start, and rarely needed
+
     try:
         log = ET.fromstring(text[start:end] + "</nvidia_smi_log>")
     except (ET.ParseError, ValueError):

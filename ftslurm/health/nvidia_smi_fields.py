@@ -16,6 +16,7 @@ from ftslurm.health.signals import Gpu, Signal, Value
 _NUMBER = re.compile(r"(-?[0-9]{1,20}(?:\.[0-9]{1,6})?) ?(?:x|w|c|%|mib|us|bank\(s\))?\Z")
 _YES = {"yes": True, "no": False, "1": True, "0": False}
 _ON = {"enabled": True, "disabled": False}
+_ECC_MODES = {text: text for text in ("enabled", "disabled", "unknown error")}
 _RECOVERY = {
     "none": 0, "reset": 1, "gpu reset": 1, "reboot": 2, "node reboot": 2, "drain p2p": 3,
     "drain and reset": 4, "recover imex domain": 5, "bus reset": 6, "system reboot": 7,
@@ -54,13 +55,9 @@ def number(text: str) -> Optional[float]:
     return float(match.group(1)) if match else None
 
 
-def _mode(text: str) -> Optional[Value]:
-    return text[:40] if re.match(r"[a-z][a-z ]*\Z", text) else None
-
-
 # Kind, how its value is read, and its names: -q, -q -x, CSV; old names behind new ones.
 _ROWS: tuple[tuple[str, Callable[[str], Optional[Value]], tuple[str, ...]], ...] = (
-    (s.ECC_MODE, _mode, ("ecc_mode/current", "ecc_mode/current_ecc", "ecc.mode.current")),
+    (s.ECC_MODE, _ECC_MODES.get, ("ecc_mode/current", "ecc_mode/current_ecc", "ecc.mode.current")),
     (s.ECC_DRAM_VOLATILE_UNCORRECTED, whole, (
         "ecc_errors/volatile/dram_uncorrectable", "ecc.errors.uncorrected.volatile.dram",
         "ecc_errors/volatile/double_bit/device_memory",

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from ctypes import (
     POINTER,
     byref,
-    c_char,
     c_int,
     c_uint,
     c_ulonglong,
@@ -122,19 +121,6 @@ class Nvml:
         )
         return (n.SUCCESS if code == n.ERROR_INSUFFICIENT_SIZE else code), count.value
 
-    def processes(self, device: c_void_p) -> tuple[int, list[int]]:
-        """Pids of the processes with a compute context."""
-        name = "nvmlDeviceGetComputeRunningProcesses_v3"
-        count = c_uint(0)
-        code = self.call(name, device, byref(count), POINTER(n.ProcessInfo)())
-        if code != n.ERROR_INSUFFICIENT_SIZE:
-            return code, []
-        room = min(count.value, 4096) * 2 + 5  # others may start in between
-        found = (n.ProcessInfo * room)()
-        count = c_uint(room)
-        code = self.call(name, device, byref(count), found)
-        return code, [found[i].pid for i in range(min(count.value, room))] if not code else []
-
     def fields(
         self, device: c_void_p, wanted: Sequence[Field]
     ) -> tuple[int, dict[Field, tuple[int, int]]]:
@@ -147,11 +133,6 @@ class Nvml:
         if code:
             return code, {}
         return code, {(slot.fieldId, slot.scopeId): _field(slot) for slot in asked}
-
-    def process_name(self, pid: int) -> str:
-        buffer = (c_char * 1024)()
-        code = self.call("nvmlSystemGetProcessName", c_uint(pid), buffer, c_uint(1024))
-        return buffer.value.decode(errors="replace") if code == n.SUCCESS else ""
 
 
 def _field(slot: Any) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 
 A return code decides what a call has told: success gives a signal, one of `nvml_types.ABSENT` none,
 a lost GPU, a required reset and a spoiled InfoROM a signal of their own, and every other code the
-signal `nvml_error` with the code and the call. `read_nvml` does it in a child with a deadline: a
-GSP fault makes each call last 45 s, or for ever (NVIDIA/open-gpu-kernel-modules#446).
+signal `nvml_unusable` or `nvml_error` with the code and the call. `read_nvml` does it in a child
+with a deadline: a GSP fault makes each call last 45 s, or for ever (open-gpu-kernel-modules#446).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ftslurm.health.signals import Gpu, Signal, Value, normal_bus
 
 SOURCE = "nvml"
 
-_HANDLE = "nvmlDeviceGetHandleByIndex_v2"
+_START, _COUNT, _HANDLE = "nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"
+_NEEDED = (_START, _COUNT, _HANDLE)
+"""Without these nothing can be read; each of the others is one value less."""
 
 # Function, its two integers, kind.
 _ECC_COUNTERS = (
@@ -63,20 +65,19 @@ def read_nvml(
     deadline_s: float,
     library: str = LIBRARY,
     pci_buses: Sequence[str] = (),
-    processes: bool = False,
 ) -> Parts:
     """All of it, in a child. A hang gives `driver_hang` and what was read before it.
 
-    `pci_buses` names GPUs that are too far gone to say where they are. `processes` for a time at
-    which there should be none. In a job's cgroup NVML shows the GPUs of the job and no others.
+    `pci_buses` names GPUs that are too far gone to say where they are. In a job's cgroup NVML shows
+    the GPUs of the job and no others.
     """
 
     def look(emitter: Emitter) -> None:
-        _Look(library, emitter, processes=processes).all()
+        _Look(library, emitter).all()
 
     parts, ended = look_in_child(look, source=SOURCE, deadline_s=deadline_s)
     if ended.is_late:
-        stuck = "; its child cannot be killed" if ended.is_abandoned else ""
+        stuck = f"; its child {s.UNKILLABLE}" if ended.is_abandoned else ""
         text = f"{parts.last_call} did not come back in {deadline_s:g} s{stuck}"
         parts.signals.append(Signal(s.DRIVER_HANG, True, text=text))
     return name_by_elimination(parts, pci_buses)
@@ -105,9 +106,8 @@ def name_by_elimination(parts: Parts, pci_buses: Sequence[str]) -> Parts:
 class _Look:
     """One pass over all GPUs."""
 
-    def __init__(self, library: str, emitter: Emitter, *, processes: bool) -> None:
+    def __init__(self, library: str, emitter: Emitter) -> None:
         self.emitter = emitter
-        self.processes = processes
         self.index: Optional[int] = None
         self.gpu: Optional[Gpu] = None
         self.nvml = Nvml(library, on_call=self.calling)
@@ -117,10 +117,10 @@ class _Look:
         self.emitter.calling(call if self.index is None else f"{call} of GPU {self.index}")
 
     def all(self) -> None:
-        if not self.works(self.nvml.start(), "nvmlInit_v2"):
+        if not self.works(self.nvml.start(), _START):
             return
         code, count = self.nvml.device_count()
-        if self.works(code, "nvmlDeviceGetCount_v2"):
+        if self.works(code, _COUNT):
             self.say(s.GPU_COUNT_NVML, count)
             for index in range(min(count, 256)):
                 self.index = index
@@ -156,7 +156,7 @@ class _Look:
             n.ERROR_GPU_IS_LOST: (s.GPU_LOST, True, ""),
             n.ERROR_RESET_REQUIRED: (s.RESET_REQUIRED, True, ""),
             n.ERROR_CORRUPTED_INFOROM: (s.INFOROM_CORRUPTED, True, ""),
-        }.get(code, (s.NVML_ERROR, code, call))
+        }.get(code, (s.NVML_UNUSABLE if call in _NEEDED else s.NVML_ERROR, code, call))
         # To a field or an enum younger than itself a driver says INVALID_ARGUMENT.
         is_absent = code in n.ABSENT or (code == n.ERROR_INVALID_ARGUMENT and call != _HANDLE)
         if not is_absent and (kind, where) not in self.told:
@@ -288,11 +288,3 @@ class _Look:
             self.say(s.MIG_MODE, has_mig)
         if not has_mig:  # the links of a partitioned GPU are down by design
             read_links(self.nvml, device, works=self.works, say=self.say)
-        if self.processes:
-            self.leftovers(device)
-
-    def leftovers(self, device: c_void_p) -> None:
-        code, pids = self.nvml.processes(device)
-        if self.works(code, "nvmlDeviceGetComputeRunningProcesses_v3"):
-            for pid in pids:
-                self.say(s.LEFTOVER_PROCESS, pid, where=str(pid), text=self.nvml.process_name(pid))

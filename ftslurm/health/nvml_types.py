@@ -169,15 +169,6 @@ class RowRemapperHistogram(Structure):
     ]
 
 
-class ProcessInfo(Structure):
-    _fields_ = [
-        ("pid", c_uint),
-        ("usedGpuMemory", c_ulonglong),
-        ("gpuInstanceId", c_uint),
-        ("computeInstanceId", c_uint),
-    ]
-
-
 class MarginTemperature(Structure):
     _fields_ = [("version", c_uint), ("marginTemperature", c_int)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from ftslurm.errors import FormatError
@@ -76,18 +76,23 @@ FABRIC_MANAGER = "fabric_manager"
 GPU_LOST = "gpu_lost"
 """True: NVML says GPU_IS_LOST, or PCI reads revision ff."""
 RESET_REQUIRED = "reset_required"
+NVML_UNUSABLE = "nvml_unusable"
+"""nvmlReturn of a call without which nothing of NVML, or of one GPU, can be read: the start, the
+count, a GPU's handle. `where`: the call."""
 NVML_ERROR = "nvml_error"
-"""nvmlReturn other than success, not supported, lost and reset required; `where`: the call."""
+"""The same of any other call. Neither is told for not supported, lost and reset required."""
 INFOROM_CORRUPTED = "inforom_corrupted"
 DRIVER_HANG = "driver_hang"
-"""True: a call did not come back in its time, or its child cannot be killed."""
+"""True: a call did not come back in its time. `text` says so where its child `cannot be killed`."""
+UNKILLABLE = "cannot be killed"
 GPU_COUNT_PCI = "gpu_count_pci"
 GPU_COUNT_NVML = "gpu_count_nvml"
 GPU_COUNT_GRES = "gpu_count_gres"
 RECOVERY_ACTION = "recovery_action"
 """NVML field 230: 0 none ... 7 system reboot; only where its nvmlReturn is 0."""
 LEFTOVER_PROCESS = "leftover_process"
-"""Pid; `text`: its name."""
+"""Pid; `text`: its name; `where`: its pid and start, and `/job` where it is in the cgroup of the
+job that has ended, `/user` where it is in none."""
 PERSISTENCE_MODE = "persistence_mode"
 
 # PCIe, clocks, heat.
@@ -125,9 +130,11 @@ RDMA_COUNTER = "rdma_counter"
 KINDS = frozenset(
     value
     for name, value in list(globals().items())
-    if name.isupper() and isinstance(value, str) and not name.startswith("_")
+    if name.isupper() and isinstance(value, str) and name != "UNKILLABLE" and name[0] != "_"
 )
 
+_MOST = 1e20
+"""A counter has 64 bits."""
 _BUS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?\Z")
 
 
@@ -205,7 +212,10 @@ def normal_bus(text: str) -> str:
 
 def reading_record(reading: Reading) -> dict[str, Any]:
     """For JSON; the file that it goes to has the schema_version."""
-    return asdict(reading)
+    signals = [{**vars(one), "gpu": vars(one.gpu) if one.gpu else None} for one in reading.signals]
+    failures = [vars(one) for one in reading.failures]
+    gpus = [vars(gpu) for gpu in reading.gpus]
+    return {**vars(reading), "gpus": gpus, "signals": signals, "failures": failures}
 
 
 def parse_reading(record: Mapping[str, Any]) -> Reading:
@@ -230,7 +240,7 @@ def parse_reading(record: Mapping[str, Any]) -> Reading:
     texts = [reading.boot_id, reading.host, reading.context, reading.job, reading.user]
     texts += [text for failure in reading.failures for text in (failure.source, failure.text)]
     if not (
-        _is_number(reading.at) and all(map(_is_text, texts)) and all(map(_is_gpu, reading.gpus))
+        is_number(reading.at) and all(map(_is_text, texts)) and all(map(_is_gpu, reading.gpus))
     ):
         raise FormatError(_not_a_reading(f"taken at {reading.at!r:.50}"))
     return reading
@@ -242,19 +252,20 @@ def _is_signal(signal: Signal) -> bool:
     return (
         all(map(_is_text, (signal.kind, signal.text, signal.where)))
         and signal.kind in KINDS
-        and all(map(_is_number, numbers))
-        and all(_is_number(value) or _is_text(value) for value in values)
+        and all(map(is_number, numbers))
+        and all(is_number(value) or _is_text(value) for value in values)
         and (signal.gpu is None or _is_gpu(signal.gpu))
     )
 
 
 def _is_gpu(gpu: Gpu) -> bool:
-    has_index = gpu.index is None or _is_number(gpu.index)
+    has_index = gpu.index is None or is_number(gpu.index)
     return has_index and _is_text(gpu.uuid) and _is_text(gpu.bus)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+def is_number(value: object) -> bool:
+    """Of those that a float holds; JSON writes NaN, Infinity and whole numbers without an end."""
+    return isinstance(value, (int, float)) and -_MOST < value < _MOST
 
 
 def _is_text(value: object) -> bool:

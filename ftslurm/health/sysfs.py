@@ -9,19 +9,23 @@ lead to internal bridges fill the kernel log with ACCESS_REG errors (leptonai/gp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
 from ftslurm.health import signals as s
+from ftslurm.health.child import ticks_of
 from ftslurm.health.look import Emitter, Parts, look_in_child
 from ftslurm.health.signals import Failure, Gpu, Signal, normal_bus
 
 SOURCE = "sysfs"
 
 _NVIDIA = "0x10de"
-_GPU_CLASSES = ("0x0302", "0x0300")
+_DISPLAY = "0x0300"
+_GPU_CLASSES = ("0x0302", _DISPLAY)
+_CLASS = re.compile(r"0x[0-9a-f]{6}\Z")
+_VENDOR = re.compile(r"0x[0-9a-f]{4}\Z")
 _SWITCH_CLASS = "0x0680"
 _FABRIC_MANAGER = "nv-fabricmanage"
 """As /proc has it: 15 letters (prctl(2), PR_SET_NAME)."""
@@ -37,14 +41,15 @@ _COUNTERS = (
     "hw_counters/rnr_nak_retry_err", "hw_counters/local_ack_timeout_err",
     "hw_counters/out_of_sequence", "hw_counters/roce_slow_restart",
 )  # fmt: skip
-_CAPS = {
-    "symbol_error": 65535, "link_error_recovery": 255, "link_downed": 255,
-    "port_rcv_errors": 65535, "port_xmit_discards": 65535, "local_link_integrity_errors": 15,
-    "excessive_buffer_overrun_errors": 15,
-}  # fmt: skip
-"""Where a counter of the InfiniBand PortCounters attribute stops (leptonai/gpud#943)."""
 _DEVICE = re.compile(r"/dev/nvidia(\d+)\Z")
-_JOB = re.compile(r"/job_(\d+)(?:/|\Z)")
+_JOB = re.compile(
+    r"^\d+:[^:\n]*:(?!/user\.slice/)\S*?/(?:(?:[^/\s]+_)?slurmstepd\.scope|slurm(?:_[^/\s]+)?/uid_\d+)"
+    r"/job_(\d+)(?:/|$)",
+    re.M,
+)
+"""Slurm's own folders of cgroup v2 and v1; below a user's slice he may name his own as he likes."""
+_SHARED = ("nvidia-cuda-mps",)
+"""Servers of MPS run under their client's user and outlive his job (docs.nvidia.com/deploy/mps)."""
 _READ_BYTES = 4096
 
 
@@ -65,26 +70,31 @@ def nvidia_functions(root: Path = Path("/")) -> Optional[list[PciFunction]]:
     """GPUs that the NVIDIA driver should show, by bus; None where PCI cannot be listed.
 
     Not one that another driver holds (vfio-pci for a virtual machine), nor a virtual function. One
-    without any driver counts: that is how a GPU ends whose start has failed.
+    without any driver counts: that is how a GPU ends whose start has failed. But not the display
+    cards of a node that has no driver at all, nor anything to compute on.
     """
     try:
         folders = sorted((root / "sys/bus/pci/devices").iterdir())
     except OSError:
         return None
-    found = []
+    found, has_compute = [], (root / "proc/driver/nvidia/version").exists()
     for folder in folders:
         bus = normal_bus(folder.name)
-        is_gpu = _text(folder / "class")[:6] in _GPU_CLASSES and _text(folder / "vendor") == _NVIDIA
+        kind, vendor = _text(folder / "class"), _text(folder / "vendor")
+        if not _CLASS.match(kind) or not _VENDOR.match(vendor):
+            return None  # it may be a GPU, and a count without it would be one too few
+        is_gpu = kind[:6] in _GPU_CLASSES and vendor == _NVIDIA
         if not bus or not is_gpu or (folder / "physfn").exists():
             continue
         driver = folder / "driver"
         if driver.is_symlink() and driver.readlink().name != "nvidia":
             continue
+        has_compute = has_compute or driver.is_symlink() or kind[:6] != _DISPLAY
         # `revision` is what the kernel saw at boot; lspci reads the configuration itself.
         config = _bytes(folder / "config")[:16]
         is_lost = len(config) >= 4 and not config.strip(b"\xff")
         found.append(PciFunction(bus, is_lost or _text(folder / "revision") == "0xff"))
-    return found
+    return found if has_compute else []
 
 
 def gres_signal(count: int) -> Signal:
@@ -99,8 +109,10 @@ def read_sysfs(
     rdma: bool = True,
     job: str = "",
     uid: Optional[int] = None,
+    left: Collection[str] = (),
 ) -> Parts:
-    """PCI and RDMA; with `job`, also the processes it or its user (`uid`) left on the GPUs.
+    """PCI and RDMA; with `job`, also the processes it or its user (`uid`) left on the GPUs; and
+    which are still there of those that a look before has found (`left`, by their `where`).
 
     A hang is a Failure of `sysfs`, not of the GPU's driver.
     """
@@ -111,11 +123,14 @@ def read_sysfs(
             emitter.emit(signal)
         for signal in fabric_manager_signals(root):
             emitter.emit(signal)
-        if nvidia_functions(root) is None:
+        functions = nvidia_functions(root)
+        if functions is None:
             emitter.emit(Failure(SOURCE, "the PCI devices cannot be listed"))
-        if job:
+        for function in functions or ():
+            emitter.emit(Gpu(None, "", function.bus))
+        if job or left:
             emitter.calling("/proc")
-            for signal in leftover_signals(root, job=job, uid=uid):
+            for signal in leftover_signals(root, job=job, uid=uid, left=left):
                 emitter.emit(signal)
         if rdma:
             for port in rdma_ports(root):
@@ -165,8 +180,7 @@ def rdma_ports(root: Path) -> list[Path]:
 def port_signals(port: Path) -> Iterator[Signal]:
     """State, rate, and the counters of a port that is up."""
     where = f"{port.parent.parent.name}/{port.name}"
-    state = _text(port / "state").partition(": ")[2]
-    physical = _text(port / "phys_state").partition(": ")[2]
+    state, physical = _named(port / "state"), _named(port / "phys_state")
     if not state:
         return
     yield Signal(s.RDMA_STATE, state, where=where)
@@ -181,24 +195,28 @@ def port_signals(port: Path) -> Iterator[Signal]:
         name = path.partition("/")[2]
         value = _count(_text(port / path))
         if value is not None:
-            text = "saturated" if value == _CAPS.get(name) else ""
-            yield Signal(s.RDMA_COUNTER, value, where=f"{where}/{name}", text=text)
+            yield Signal(s.RDMA_COUNTER, value, where=f"{where}/{name}")
 
 
-def leftover_signals(root: Path, *, job: str, uid: Optional[int] = None) -> Iterator[Signal]:
-    """Holders of /dev/nvidiaN in the job's cgroup, or in none but of its user.
+def leftover_signals(
+    root: Path, *, job: str, uid: Optional[int] = None, left: Collection[str] = ()
+) -> Iterator[Signal]:
+    """Holders of /dev/nvidiaN in the job's cgroup, or in none but of its user; and those of `left`.
 
     A process of another job on the node is none, nor a daemon: those belong to root, or to a user
-    who holds no job.
+    who holds no job, or are those of MPS. A requeued job has its number again, so that a process of
+    before is known by its start.
     """
     buses = _device_buses(root)
     for folder in sorted((root / "proc").glob("[0-9]*")):
         devices = _held_devices(folder)
         if not devices:
             continue
-        owner = _JOB.search(_text(folder / "cgroup"))
+        owner, name = _JOB.search(_text(folder / "cgroup")), _text(folder / "comm")
         is_ours = owner.group(1) == job if owner else bool(uid) and _uid(folder) == uid
-        if not is_ours:
+        pid = f"{folder.name}-{ticks_of(int(folder.name), root / 'proc')}"
+        where = f"{pid}/{'job' if owner else 'user'}"
+        if name in _SHARED or not (is_ours or where in left):
             continue
         for minor in sorted(devices):
             bus = buses.get(minor, "")
@@ -206,8 +224,8 @@ def leftover_signals(root: Path, *, job: str, uid: Optional[int] = None) -> Iter
                 s.LEFTOVER_PROCESS,
                 int(folder.name),
                 gpu=Gpu(None, "", bus) if bus else None,
-                where=folder.name,
-                text=_text(folder / "comm"),
+                where=where,
+                text=name,
             )
 
 
@@ -245,6 +263,12 @@ def _aer_total(text: str) -> Optional[int]:
     """Of lines `NAME COUNT`, the last of which is the total (sysfs-bus-pci-devices-aer_stats)."""
     match = re.search(r"^TOTAL_ERR_\w+ (\d{1,20})$", text, re.M)
     return int(match.group(1)) if match else None
+
+
+def _named(path: Path) -> str:
+    """`ACTIVE` of `4: ACTIVE` (Linux drivers/infiniband/core/sysfs.c)."""
+    match = re.match(r"\d{1,2}: ([A-Za-z][A-Za-z_ ]{1,30})\Z", _text(path))
+    return match.group(1) if match else ""
 
 
 def _count(text: str) -> Optional[int]:

@@ -5,6 +5,7 @@ Values and look-ups in them; nothing is decided here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,9 +13,12 @@ from typing import Optional
 
 from ftslurm.health import signals as s
 from ftslurm.health.decision_table import SATURATION
-from ftslurm.health.history import History
+from ftslurm.health.history import History, Past
 from ftslurm.health.signals import Gpu, Reading, Signal, Value
-from ftslurm.health.xid_table import WORDS
+from ftslurm.health.xid_table import AFTER, DRAIN, ENDS_OF_A_GPU, RESET, WORDS
+
+HARD = (DRAIN, RESET, AFTER)
+"""The words that keep jobs off a node."""
 
 _COUNTER = 2.0**64
 """What an unsigned counter of NVML or sysfs holds."""
@@ -96,8 +100,8 @@ class Case:
         return self.baseline.at if self.baseline else None
 
     def minutes(self) -> Optional[float]:
-        """Since the baseline, at least one."""
-        if self.baseline is None:
+        """Since the baseline, at least one; None too where the clock was set back."""
+        if self.baseline is None or self.reading.at < self.baseline.at:
             return None
         return max(1.0, (self.reading.at - self.baseline.at) / 60.0)
 
@@ -118,6 +122,36 @@ class Case:
                 return count > 0
         return bool(self.reading.gpus)
 
+    def past(self, what: str, *, window_s: float) -> list[Past]:
+        """What came before, not longer ago than that; asked for each of a thousand Xids."""
+        if (what, window_s) not in self._past:
+            found = self.history.within(what, now=self.reading.at, window_s=window_s)
+            self._past[what, window_s] = found
+        return self._past[what, window_s]
+
+    @cached_property
+    def xids(self) -> tuple[Signal, ...]:
+        """In the order of the log; a thousand of them may be there."""
+        xids = [one for one in self.reading.of(s.XID) if xid_number(one)]
+        return tuple(one for one in xids if f"xid-{one.value}" not in self.thresholds.off)
+
+    @cached_property
+    def ends(self) -> tuple[Signal, ...]:
+        """Those that tell of the end of a GPU, which its peers and switches complain of."""
+        return tuple(one for one in self.xids if one.value in ENDS_OF_A_GPU)
+
+    @cached_property
+    def xids_by_bus(self) -> Mapping[int, Counter[str]]:
+        """How often each number was said of each bus."""
+        counts: dict[int, Counter[str]] = {}
+        for one in self.xids:
+            counts.setdefault(xid_number(one), Counter())[bus_of(one)] += 1
+        return counts
+
+    @cached_property
+    def _past(self) -> dict[tuple[str, float], list[Past]]:
+        return {}
+
     @cached_property
     def _values(self) -> Mapping[tuple[str, str], Value]:
         signals = reversed(self.reading.signals)
@@ -131,6 +165,23 @@ class Case:
     def streak_key(self, key: str) -> str:
         """A streak ends with the boot."""
         return f"{self.reading.boot_id}|{key}"
+
+
+def bus_of(signal: Signal) -> str:
+    return signal.gpu.bus if signal.gpu else ""
+
+
+def xid_number(signal: Signal) -> int:
+    """Of an Xid or SXid; 0 for what is no number of one."""
+    value = signal.value
+    return value if type(value) is int and 0 < value < 1_000_000 else 0
+
+
+def is_near(case: Case, one: Signal, other: Signal) -> bool:
+    """Whether two lines of the log are of the same seconds."""
+    if one.at is None or other.at is None:
+        return False
+    return abs(one.at - other.at) <= case.thresholds.sympathetic_s
 
 
 def as_number(value: Optional[Value]) -> Optional[float]:

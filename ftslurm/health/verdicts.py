@@ -15,13 +15,15 @@ from ftslurm.health.decision_table import DECISION_TABLE, PER_MINUTE, RISEN
 from ftslurm.health.history import History, Past, with_past, with_streaks
 from ftslurm.health.signals import Failure, Gpu, Reading
 from ftslurm.health.verdict import Case, Thresholds, Verdict, as_number, rank
-from ftslurm.health.verdicts_kernel import judge_kernel, unit_of, without_echoes
+from ftslurm.health.verdicts_kernel import judge_kernel, without_echoes
 from ftslurm.health.verdicts_rows import judge_rows
+from ftslurm.health.verdicts_xid import unit_of
 from ftslurm.health.xid_table import AFTER, DRAIN, IGNORE, NEEDS_REBOOT, UNKNOWN, WARN
 
 _ESCALATES = ("nvml",)
-"""Sources without which nobody can say that a GPU works. A log or a tool that cannot be read says
-nothing about the node (cluster-toolkit#6230)."""
+"""Sources without which nobody can say that a GPU works: to trust such a node hid Xids 119 and 154
+(gpustack/runtime#26). A log or a tool that cannot be read says nothing about the node, and is
+mostly the same on all of them (cluster-toolkit#6230, NVSentinel#1642)."""
 _BUSY_PERCENT = 50.0
 _SAME_LOAD_PERCENT = 10.0
 _SAME_POWER = 0.1
@@ -176,7 +178,8 @@ def _trends(case: Case, verdicts: list[Verdict]) -> list[Verdict]:
             gpus[verdict.gpu.bus] = verdict.gpu
             kinds.setdefault(verdict.gpu.bus, set()).add(_kind_of(verdict.rule))
     for past in case.history.past:
-        if past.what in _TRENDS and past.bus in gpus and case.reading.at - past.at <= _WEEK_S:
+        is_of_week = 0 <= case.reading.at - past.at <= _WEEK_S
+        if past.what in _TRENDS and past.bus in gpus and is_of_week:
             kinds[past.bus].add(_kind_of(past.what))
     drains = case.thresholds.trends_drain
     return [

@@ -23,7 +23,7 @@ from ftslurm.health.decision_table import (
     RISEN,
     Row,
 )
-from ftslurm.health.history import is_same_rise
+from ftslurm.health.history import is_same_rise, lasting_since
 from ftslurm.health.signals import Signal
 from ftslurm.health.verdict import Case, Verdict, as_number
 from ftslurm.health.xid_table import DRAIN, IGNORE, NEEDS_REPAIR, RESET, UNKNOWN, WARN
@@ -34,6 +34,10 @@ for _row in DECISION_TABLE:
 
 _DRIVER_XIDS = {62, 79, 119}
 """Behind any of these a call that hangs is no accident (gpud#117, Azure/azurehpc#714)."""
+_IN_WORK = ("not_started", "in_progress")
+_NEED_GPUS = (s.NVML_UNUSABLE, s.NVML_ERROR, s.DRIVER_HANG)
+"""Without a GPU a node has no driver to be missed."""
+_COUNTS = (s.GPU_COUNT_NVML, s.GPU_COUNT_PCI)
 _PORT_FOR_S = 10.0
 """A prolog cannot wait four minutes for a port, and no job should begin without it."""
 
@@ -55,8 +59,10 @@ def _applies(row: Row, signal: Signal, case: Case) -> bool:
         return False
     if row.kind.startswith("nvlink") and case.state(s.MIG_MODE, signal.gpu):
         return False  # NVLink is off under MIG (DCGM, NVBug 200682374)
-    if row.kind in (s.NVML_ERROR, s.DRIVER_HANG) and not case.has_gpus():
+    if row.kind in _NEED_GPUS and not case.has_gpus():
         return False
+    if row.kind == s.FABRIC_STATUS and case.state(s.FABRIC_STATE, signal.gpu) in _IN_WORK:
+        return False  # it means something behind the end only (nvml.h, nvmlGpuFabricInfo_t)
     utilisation = as_number(case.state(s.GPU_UTILISATION, signal.gpu)) or 0.0
     return not row.loaded or utilisation > 0
 
@@ -141,11 +147,20 @@ def _compares(row: Row, number: float, signal: Signal, case: Case) -> bool:
     if row.test == BELOW_BASELINE:
         before = as_number(case.before(signal))
         return before is not None and number < before
-    others = (as_number(case.state(str(kind), signal.gpu)) for kind in _kinds(row))
+    kinds = _kinds(row)
+    if row.kind in _COUNTS and not _has_gres(case):
+        kinds = tuple(kind for kind in kinds if kind != s.GPU_COUNT_GRES)
+    others = (as_number(case.state(str(kind), signal.gpu)) for kind in kinds)
     known = [other for other in others if other is not None]
     if row.test == BELOW_OTHER:
         return any(number < other for other in known)
     return any(number > other for other in known)
+
+
+def _has_gres(case: Case) -> bool:
+    """Settings are shared with nodes that have no GPU, and slices of one are no GPUs."""
+    is_cut = any(one.value is True for one in case.reading.of(s.MIG_MODE))
+    return case.state(s.GPU_COUNT_PCI, None) != 0 and not is_cut
 
 
 def _kinds(row: Row) -> tuple[object, ...]:
@@ -174,18 +189,28 @@ def _plain(row: Row) -> Optional[float]:
 
 
 def _has_lasted(row: Row, verdict: Verdict, case: Case) -> bool:
-    now = case.reading.at
+    now, signal = case.reading.at, verdict.signals[0]
     if row.kind == s.DRIVER_HANG and any(_driver_xids(case)):
         return True
     streak = case.history.streaks.get(case.streak_key(verdict.key))
     reads = 1 + (streak.reads if streak else 0)
+    if row.kind == s.DRIVER_HANG and not _is_no_slow_start(signal, case):
+        return False
     if streak and is_same_rise(streak, row.test in (RISEN, PER_MINUTE), case.since()):
         reads = streak.reads
-    lasted_s = now - streak.since if streak else 0.0
+    lasted_s = now - lasting_since(streak, now) if streak else 0.0
     for_s = row.for_s
     if row.test == LEFT and case.reading.context in ("prolog", "epilog"):
         for_s = min(for_s, _PORT_FOR_S)
     return reads >= row.reads and lasted_s >= for_s
+
+
+def _is_no_slow_start(signal: Signal, case: Case) -> bool:
+    """Without persistence mode the driver starts all its GPUs for each first client anew, and may
+    take longer than a look has (docs.nvidia.com/deploy/driver-persistence)."""
+    modes = case.baseline.of(s.PERSISTENCE_MODE) if case.baseline else []
+    is_kept_up = bool(modes) and all(one.value is True for one in modes)
+    return is_kept_up or s.UNKILLABLE in signal.text
 
 
 def _driver_xids(case: Case) -> Iterator[bool]:

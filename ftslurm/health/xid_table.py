@@ -26,8 +26,9 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class Repeat:
-    """`times` of the same Xid on the same GPU within the window make `word`. One person's broken
-    program may come back in job after job: a user's Xid has to come from as many `users`."""
+    """`times` of the same Xid on the same GPU within the window make `word`. A user's Xid has to
+    come from as many `users`, and from no other GPU of the node as often: NVIDIA's workflows 13 and
+    31 ask for other programs, and NVSentinel#374 tells one GPU from many."""
 
     times: int
     users: int
@@ -167,6 +168,9 @@ XID_TABLE = (
                  73, 81, 87, 90, 91, (111, 118), (122, 125), 138),
            "unused since A100", "CONTACT_SUPPORT", WARN),
 )  # fmt: skip
+
+ENDS_OF_A_GPU = (48, 79, 95)
+"""Each makes the peers complain of their links (gpu-node-health.md (c), Xid 74)."""
 
 UNLISTED = XidRow((), "not in NVIDIA's catalogue", "none", WARN, source="awsome-distributed-ai")
 

@@ -82,7 +82,10 @@ class Node:
         return self.write()
 
     def write(self) -> "Node":
-        self.path.write_text("".join(f"{gpu} {key} {value}\n" for gpu, key, value in self.rows))
+        # By rename: it may be read at this moment.
+        new = self.path.with_name(self.path.name + ".new")
+        new.write_text("".join(f"{gpu} {key} {value}\n" for gpu, key, value in self.rows))
+        new.replace(self.path)
         return self
 
 

@@ -8,7 +8,8 @@
  *   crash:FUNCTION  it ends the process by SIGSEGV
  *   field:ID[:SCOPE] fieldcode:ID[:SCOPE]   value and nvmlReturn of a field
  *   others          see the functions below
- * With -DOLD_DRIVER the library lacks the functions of drivers after 470.
+ * With -DOLD_DRIVER the library lacks the functions of drivers after 470. With -DSTATE_FILE="PATH"
+ * that is the file, whatever the environment says.
  */
 #include <signal.h>
 #include <stdint.h>
@@ -43,7 +44,11 @@ static const char *find2(int gpu, const char *kind, const char *name) {
 
 static void load(void) {
     char gpu[16], row[256];
+#ifdef STATE_FILE
+    const char *path = STATE_FILE;
+#else
     const char *path = getenv("FTSLURM_FAKE_NVML");
+#endif
     FILE *file = path ? fopen(path, "r") : NULL;
     num_lines = 0;
     if (!file) return;
@@ -262,25 +267,6 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *now, unsigned *pending) {
     int code = small(device, "mig", now);
     if (!code) *pending = *now;
     return code;
-}
-
-typedef struct { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; } process_t;
-int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, process_t *found) {
-    ENTER(device);
-    const char *pids = find(gpu_of(device), "pids");  /* comma between them */
-    unsigned number_of = 0;
-    for (const char *at = pids; at && *at; at += strcspn(at, ","), at += *at == ',') {
-        if (found && number_of < *count)
-            found[number_of] = (process_t){(unsigned)atoi(at), 1 << 20, 0xFFFFFFFF, 0xFFFFFFFF};
-        number_of++;
-    }
-    int code = number_of > *count ? INSUFFICIENT_SIZE : SUCCESS;
-    *count = number_of;
-    return code;
-}
-int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) {
-    snprintf(name, size, "process-%u", pid);
-    return SUCCESS;
 }
 
 #ifndef OLD_DRIVER
