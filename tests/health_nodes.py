@@ -1,12 +1,15 @@
 """Readings of made-up nodes, for the tests of what they mean: healthy ones, and what differs."""
 
+import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.health import signals as s
 from ftslurm.health.history import History
 from ftslurm.health.kernel_line import parse_line
-from ftslurm.health.kernel_log import signals_of
+from ftslurm.health.kernel_log import read_new, signals_of
 from ftslurm.health.signals import Failure, Gpu, Reading, Signal
 from ftslurm.health.verdict import Thresholds, Verdict
 from ftslurm.health.verdicts import judge, remember
@@ -108,20 +111,46 @@ def looks(
 
 
 def of_case(case: Mapping[str, Any]) -> list[Verdict]:
-    """A case of tests/data/health, as often looked at as it says."""
-    model = case.get("model", "h100")
+    """A case of tests/data/health, as often looked at as it says. Its log goes through a file and
+    the reader, `seen` before the first look; with `users` each of them has it in a job of his own.
+    """
+    model, users = case.get("model", "h100"), case.get("users", [])
     given = [_given(one) for one in case.get("signals", [])]
-    told = logged(*case.get("log", []), times=case.get("times", 1))
     failures = [Failure(source, text) for source, text in case.get("failures", [])]
     before = [_given(one) for one in case.get("baseline", [])]
     baseline = node(model, *before, at=NOW - 600, boot_id=case.get("boot", BOOT))
-    readings = [
-        # A line of the log is read once.
-        node(model, *given, *(told if look == 0 else []), at=NOW + LOOK_S * look,
-             failures=failures)
-        for look in range(case.get("looks", 1))
-    ]  # fmt: skip
+    readings = []
+    with tempfile.TemporaryDirectory() as folder:
+        log = _Log(Path(folder) / "kern.log", case)
+        for look in range(len(users) or case.get("looks", 1)):
+            # A line of the log is read once.
+            told = log.new(case.get("log", []) if users or look == 0 else [])
+            user = users[look] if users else "alice"
+            readings.append(node(model, *given, *told, at=NOW + LOOK_S * look, failures=failures,
+                                 job=str(7 + look), user=user))  # fmt: skip
     return looks(readings, baseline)
+
+
+class _Log:
+    """A case's kernel log, read as a probe reads it."""
+
+    def __init__(self, path: Path, case: Mapping[str, Any]) -> None:
+        self.path, self.case, self.cursor = path, case, None
+        if "seen" in case:
+            self.new(case["seen"])
+        if case.get("reboot"):
+            self.cursor = replace(self.cursor, boot_id="boot-0")
+
+    def new(self, lines: Iterable[str]) -> list[Signal]:
+        with self.path.open("a") as stream:
+            stream.writelines(f"{line}\n" for line in list(lines) * self.case.get("times", 1))
+        if self.case.get("rotated") and self.cursor is not None:
+            self.path.rename(self.path.with_name("kern.log.1"))
+            self.path.touch()
+        new = read_new(self.path, self.cursor, boot_id=BOOT)
+        assert not new.failures
+        self.cursor = new.cursor
+        return signals_of(new.events, GPUS)
 
 
 def _given(one: Mapping[str, Any]) -> Signal:
