@@ -6,9 +6,10 @@ SLURM_VERSION ?=
 CLUSTER := python3 slurm/cluster/cluster.py
 VERSION_OPTION := $(if $(SLURM_VERSION),--slurm-version $(SLURM_VERSION))
 SHARED_FS ?= none
+PREFIX ?= /opt/ftslurm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages submit bench test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status clean
+.PHONY: help setup packages submit bench test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status install-node clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ lint: setup ## ruff, mypy and shellcheck
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	cd slurm/cluster && ../../.venv/bin/mypy --strict *.py
-	@if command -v shellcheck >/dev/null; then shellcheck slurm/*.sh; \
+	@if command -v shellcheck >/dev/null; then shellcheck slurm/*.sh slurm/site/*.sh; \
 	else echo "lint: shellcheck is not installed; shell scripts were not checked"; fi
 
 test: setup packages lint ## lint, types and all tests; with a real Slurm cluster where it can be had
@@ -66,6 +67,13 @@ cluster-down: ## stop it and leave nothing behind
 
 cluster-status: ## what runs of it
 	$(CLUSTER) status
+
+# Settings that are there stay, unless ARGS say others.
+NEW_SETTINGS = $(strip $(ARGS))$(if $(wildcard $(PREFIX)/etc/health.json),,first)
+install-node: setup ## as root: the health probe for a node: make install-node PREFIX=/opt/ftslurm ARGS='health=shadow'
+	@settings=$$(mktemp) && trap 'rm -f "$$settings"' EXIT && \
+	$(PY) -m ftslurm health settings --out "$$settings" $(ARGS) && \
+	$(PY) slurm/install_node.py --prefix $(PREFIX) $(if $(NEW_SETTINGS),--settings "$$settings")
 
 clean: ## remove the environment and all caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build dist
