@@ -34,6 +34,8 @@ RANK_STOPPED = 75
 """Left on request at an agreed step, everything committed; run me again."""
 RANK_NEVER_RETRY = 78
 """The same start would fail the same way: bad configuration, no restorable checkpoint."""
+PREFLIGHT_NAMED = 79
+"""Of no rank, as none was started: the preflight has named a node that is not to have any."""
 
 
 def warn(text: str) -> None:

@@ -37,6 +37,8 @@ PROBED_S = 10.0
 END_S = 15.0
 """Above TERM, grace, KILL and the wait for what does not go."""
 
+ROUNDED_S = 0.01
+"""More than ages lose on their way here."""
 STUCK_GRACE_S = 1.5
 """Ranks that wait for one that is lost or hangs can make nothing of more."""
 LATE_S = (3.0, 10.0, 30.0)
@@ -190,7 +192,7 @@ class Leader:
                 self._take_back(name)
         self._judge_nodes()
         if self.trial is not None and not self.trial.is_ending:
-            self._judge_ranks(now)
+            self._judge_ranks()
             if now - self._status_at >= STATUS_S:
                 self.write_status()
         if now - self._peers_at >= PEERS_S:
@@ -235,12 +237,18 @@ class Leader:
         if acts:
             self.end_ranks(trial.number, why, lambda: None, grace_s=STUCK_GRACE_S)
 
-    def _judge_ranks(self, now: float) -> None:
+    def _judge_ranks(self, *, is_between: bool = False) -> None:
+        """`is_between`: two ticks, since by the next one a hang would be found late."""
         trial = self.trial
         if trial is None or self._is_cut_off or self.roll.is_any_suspect(trial.nodes):
             return  # of a node that is lost all others' ranks wait, which is no hang
         unseen = self.roll.unseen(trial.nodes) * trial.world_size // len(trial.nodes)
-        for finding in trial.judge(self._views(), at=now, unseen=unseen):
+        judge = trial.judge_hang if is_between else trial.judge
+        found = judge(self._views(), at=time.monotonic(), unseen=unseen)
+        if trial.hang_due_in_s is not None and not is_between:
+            due_in_s = trial.hang_due_in_s + ROUNDED_S
+            self.loop.later(due_in_s, lambda: self._judge_ranks(is_between=True))
+        for finding in found:
             self._note(finding)
             if finding.kind == "hang":
                 self._end_hung(trial, finding)

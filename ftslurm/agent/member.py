@@ -140,6 +140,7 @@ class Member:
         self._ticked_at = now
         self._branch.beat(now - self.heard_at)
         if self._up is not None:
+            self._look()  # the newest look may be LOOK_S old, and ages are told as of now
             self._report()
             if now - self._parent_at > PARENT_SILENT_S:
                 up, self._up = self._up, None

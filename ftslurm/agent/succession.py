@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Thread
 from typing import Any, Optional
 
@@ -28,17 +29,14 @@ from ftslurm.errors import FtslurmError, SchedulerError
 from ftslurm.files import is_listed, write_json
 from ftslurm.recovery.keep_out import keep_out_of_waiting, known_exclusions
 from ftslurm.recovery.next_job import move_on
+from ftslurm.recovery.own_job import OwnJob, submit_as
 from ftslurm.recovery.policy import REQUEUED
-from ftslurm.recovery.successor import OwnJob, follower_that_has_begun
+from ftslurm.recovery.successor import follower_that_has_begun
 from ftslurm.run.attempts import append_event, claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.node_memory import FAULT, note_node
 from ftslurm.run.record import read_record
 from ftslurm.scheduler.protocol import Scheduler
-from ftslurm.scheduler.sbatch import (
-    environment_of_job,
-    submit,
-)
 
 AGAIN_S = 5.0
 FIRST_ASKED = 8
@@ -49,8 +47,6 @@ LEAVES_AFTER_S = 60.0
 again, together with a new leader."""
 RECORDS_S = 5.0
 """Shared storage may be away with the node; the run's next job does not wait longer for it."""
-
-_OWN_EXPORTS = ("FTSLURM_", "MASTER_")
 
 
 class Succession:
@@ -185,7 +181,8 @@ class Succession:
             return
         record = read_record(self._layout)
         job = OwnJob.of(self._layout, record, self._scheduler, self._environ)
-        job = dataclasses.replace(job, submit=_submit)
+        # No batch shell is on this node.
+        job = dataclasses.replace(job, submit=partial(submit_as, os.getpid()))
         lost = self._leader[0]
         reason = f"{why}; the run's next job is queued without it by {self._duty.node}"
         _within(RECORDS_S, lambda: note_loss(job, lost, reason))
@@ -230,13 +227,6 @@ def note_loss(job: OwnJob, lost: str, reason: str) -> None:
         },
     )
     append_event(paths, "decided", now=job.now, **decided)
-
-
-def _submit(arguments: Sequence[str]) -> str:
-    """sbatch, in the environment that the batch script gave this agent less the script's own."""
-    own = environment_of_job(os.getpid())
-    clean = {name: value for name, value in own.items() if not name.startswith(_OWN_EXPORTS)}
-    return submit(arguments, environ=clean)
 
 
 def ask_controller(scheduler: Scheduler) -> Optional[bool]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from ftslurm.agent.report import AgentFinding
-from ftslurm.diagnosis.hang import HangLimits, HangMemory, hung
+from ftslurm.diagnosis.hang import SOON_S, HangLimits, HangMemory, hung
 from ftslurm.diagnosis.stragglers import STRAGGLER, StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import AttemptLayout
@@ -52,12 +52,27 @@ class Trial:
     def judge(self, views: Sequence[RankView], *, at: float, unseen: int = 0) -> list[AgentFinding]:
         """What one look at all ranks shows; `at`: seconds of a steady clock. Views are those of
         nodes that are heard; `unseen` ranks are on nodes where no agent runs any more."""
-        if self.is_ending or not views:
-            return []
-        found = self._hang(views, at, unseen)
-        new = self._slow(views, at) if found is None else [found]
+        new = self.judge_hang(views, at=at, unseen=unseen)
+        if not (new or self.is_ending or not views):
+            new = self._slow(views, at)
+            self.findings += new
+        return new
+
+    def judge_hang(
+        self, views: Sequence[RankView], *, at: float, unseen: int = 0
+    ) -> list[AgentFinding]:
+        """Of that, whether the ranks hang: for a look between two others, which slow ranks are
+        judged by."""
+        found = None if self.is_ending or not views else self._hang(views, at, unseen)
+        new = [] if found is None else [found]
         self.findings += new
         return new
+
+    @property
+    def hang_due_in_s(self) -> Optional[float]:
+        """After the newest look, if nobody moves; None: not before the next one."""
+        due_in_s = self.hang_memory.due_in_s
+        return due_in_s if 0 < due_in_s <= SOON_S else None
 
     @property
     def has_blamed_leader(self) -> bool:

@@ -34,6 +34,7 @@ from ftslurm.diagnosis.signatures import (
     ACCOUNTING,
     AGENT,
     HARDWARE,
+    HEALTH,
     KERNEL,
     LAUNCHER,
     LOG,
@@ -44,6 +45,7 @@ from ftslurm.diagnosis.signatures import (
     TEXT,
     UNCLEAR,
     WATCHED,
+    WEAK,
     Signature,
     Table,
     look_up,
@@ -62,6 +64,7 @@ from ftslurm.diagnosis.signatures_system import (
     ACCOUNT,
     AGENTS,
     EXITS,
+    HEALTH_WORDS,
     KERNEL_LINES,
     NODE_STATES,
     SLURM_LINES,
@@ -75,11 +78,15 @@ TABLE: Table = {
     NODE_STATE: NODE_STATES,
     AGENT: AGENTS,
     KERNEL: KERNEL_LINES,
+    HEALTH: HEALTH_WORDS,
 }
 
 _NODE_IS_TOLD = frozenset({NODE, GPU, HANG, STRAGGLER})
 _NODE_BY_KERNEL = frozenset({NETWORK_TRANSIENT, STORAGE})
 _SHOWN = 5
+_DOUBTFUL = 0.4
+_LONG_BEFORE_S = 2400.0
+"""A rank that waits for a broken GPU may say so half an hour later (torch's time-out)."""
 _SENTENCE_CHARACTERS = 240
 _GPU_ADDRESS = re.compile(r"\b((?:[0-9a-fA-F]{4}|[0-9a-fA-F]{8}):[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 _JOB = re.compile(r"\bjob_(\d+)\b")
@@ -96,10 +103,20 @@ class _Reading:
     """Of the row in its table."""
     node: Optional[str]
     rank: Optional[int]
+    told: str = ""
+    """What is to be said of a sick node."""
+    fault: str = ""
+    """By which a GPU names a fault of the program."""
 
     @property
     def is_echo(self) -> bool:
         return self.row.cause is None
+
+    @property
+    def code(self) -> str:
+        """Of what speaks against its node's health; empty: nothing does."""
+        is_of_health = self.row.is_sick and self.clue.kind in (HEALTH, NODE_STATE)
+        return self.told.partition(" ")[0].replace("ftslurm:", "") if is_of_health else ""
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -114,11 +131,12 @@ class _Reading:
 def classify(clues: Sequence[Clue], facts: Facts) -> Finding:
     """The cause of an attempt's end; `unknown` when nothing names one."""
     readings = [*_from_facts(facts), *filter(None, (_read(clue) for clue in clues))]
-    readings = _without_wrong_ranks(readings)
+    readings, doubt = _weighed(_without_wrong_ranks(readings), facts)
     roots = _roots(readings, facts)
-    if not roots:
-        return _nothing(readings, facts)
-    return _finding(readings, roots, facts)
+    finding = _finding(readings, roots, facts) if roots else _nothing(readings, facts)
+    sick = {one.node: one.told for one in reversed(readings) if one.row.is_sick and one.node}
+    faults = [one.fault for one in readings if one.fault]
+    return replace(finding, sick=sick, program_fault=next(iter(faults), ""), doubt=doubt)
 
 
 def is_telling(kind: str, text: str) -> bool:
@@ -144,7 +162,8 @@ def _read(clue: Clue) -> Optional[_Reading]:
     if not by_step and not by_victim:
         node = node or clue.node
         rank = clue.rank if rank is None else rank
-    return _Reading(clue, row, trust, TABLE[clue.kind].index(row), node, rank)
+    told, fault = groups.get("told") or "", f"XID{groups['xid']}" if groups.get("xid") else ""
+    return _Reading(clue, row, trust, TABLE[clue.kind].index(row), node, rank, told, fault)
 
 
 def _without_wrong_ranks(readings: Sequence[_Reading]) -> list[_Reading]:
@@ -156,6 +175,30 @@ def _without_wrong_ranks(readings: Sequence[_Reading]) -> list[_Reading]:
         return item.row.cause == OOM_HOST and item.clue.kind == LAUNCHER and item.rank in spoke
 
     return [replace(item, rank=None) if is_wrong(item) else item for item in readings]
+
+
+def _weighed(readings: Sequence[_Reading], facts: Facts) -> tuple[list[_Reading], str]:
+    """With what nodes say of their health as much as it is worth: (readings, what is doubted)."""
+    codes = [(item.code, item.node) for item in readings if item.code and item.node]
+    if not codes:
+        return list(readings), ""
+    # Late: most attempts end without such a word.
+    from ftslurm.diagnosis.health_clues import false_alarms
+
+    alarms = false_alarms(codes, nodes=len(set(facts.nodes.values())))
+    errors = [item.clue.at for item in readings if item.clue.kind == RANK_ERROR and item.clue.at]
+    old = min(errors, default=0.0) - _LONG_BEFORE_S
+
+    def weighed(item: _Reading) -> _Reading:
+        if item.code in alarms:
+            row = replace(item.row, is_sick=False, confidence=_DOUBTFUL)
+            return replace(item, row=row, trust=WEAK, node=None)
+        # A drain that lets the running job end stands for days.
+        is_old = item.code and item.clue.kind == NODE_STATE and (item.clue.at or old) < old
+        return replace(item, trust=WEAK) if is_old else item
+
+    told = "; ".join(f"{said}, which is held against none of them" for said in alarms.values())
+    return [weighed(item) for item in readings], told
 
 
 def _from_facts(facts: Facts) -> list[_Reading]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from ftslurm.diagnosis.ask_nodes import Looks, RootsWords, Word, begin_looks, words_of_health
+from ftslurm.diagnosis.causes import CODE, NUMERIC, OOM_GPU, OOM_HOST
 from ftslurm.diagnosis.classify import classify, is_telling
 from ftslurm.diagnosis.finding import OTHER, OWNER, Clue, Facts
+from ftslurm.diagnosis.health_clues import health_clues, what_is_untold
+from ftslurm.diagnosis.launcher_lines import launcher_lines
 from ftslurm.diagnosis.node_clues import kernel_clues
 from ftslurm.diagnosis.signatures import AGENT, LAUNCHER, NODE_STATE, RANK_ERROR
 from ftslurm.diagnosis.slurm_clues import Asked, accounting_clues, ask_slurm, node_state_clues
@@ -28,6 +32,7 @@ from ftslurm.diagnosis.tails import (
 )
 from ftslurm.errors import FtslurmError
 from ftslurm.files import read_json
+from ftslurm.health.settings import HealthSettings
 from ftslurm.run.attempts import (
     Attempt,
     node_of,
@@ -38,7 +43,7 @@ from ftslurm.run.attempts import (
 )
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.rank_errors import read_rank_errors
-from ftslurm.run.record import read_record
+from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.srun_lines import RankExit, parse_line
 from ftslurm.run.trouble import storage_trouble
 from ftslurm.scheduler.accounting import TIMEOUT_S
@@ -53,24 +58,30 @@ LOG_BYTES = 2 << 20
 """Of one rank's log at most."""
 ALL_LOGS_BYTES = 16 << 20
 LEAST_LOG_BYTES = 16 << 10
-LAUNCHER_BYTES = 2 << 20
 LOGS_WHEN_SURE = 64
 """Read at most, where what was heard before is decisive."""
 RECORDS_SHARE = 0.5
 """Of the time: 10,000 records on a slow file system must not keep the launcher from being heard."""
 
+ROOTS_LAST_S = 0.3
+"""At least, for root's folder, which is read beside all else."""
+_OF_THE_PROGRAM = frozenset({CODE, NUMERIC, OOM_GPU, OOM_HOST})
+
+_LOST = ("node_lost:", "leader_lost:")
+"""How the agents' word on a node that is away begins."""
+
 _STEPD_NODE = re.compile(r"slurmstepd-([\w.-]+): |\bON ([\w.-]+) CANCELLED")
 _STEP_ID = re.compile(r"(?:StepId=|STEP )\d+\.(\d+)\b")
-_DECIDED = re.compile(r"ftslurm: attempt (\d+): ")
 
 
 @dataclass
-class _Gathering:
-    """One attempt, while its clues are gathered."""
+class Gathering:
+    """One attempt, while its clues are gathered. What has come may be used at any time."""
 
     layout: RunLayout
     number: int
     deadline: float
+    record: Optional[RunRecord] = None
     attempt: Optional[Attempt] = None
     nodes: dict[int, str] = field(default_factory=dict)
     offsets: dict[str, float] = field(default_factory=dict)
@@ -79,6 +90,10 @@ class _Gathering:
     steps: set[str] = field(default_factory=set)
     """Slurm's numbers of the ranks' job steps."""
     step: Optional[int] = None
+    preempted: Optional[bool] = None
+    cancelled_by: Optional[str] = None
+    looks: Optional[Looks] = None
+    roots: Optional[RootsWords] = None
     clues: list[Clue] = field(default_factory=list)
     unasked: list[str] = field(default_factory=list)
 
@@ -98,6 +113,19 @@ class _Gathering:
         except (OSError, FtslurmError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.unasked.append(f"{what}: {type(error).__name__}: {error}")
 
+    def facts(self, rc: int) -> Facts:
+        job_id = (self.attempt.raw_job_id or self.attempt.job_id) if self.attempt else None
+        return Facts(
+            rc=rc,
+            preempted=self.preempted,
+            cancelled_by=self.cancelled_by,
+            step=self.step,
+            job_id=job_id,
+            nodes=self.nodes,
+            exits=self.exits,
+            unasked=tuple(self.unasked),
+        )
+
     def by_leader(self, at: Optional[float], node: Optional[str]) -> Optional[float]:
         """A time by a node's clock, by the leader's."""
         return None if at is None else at - self.offsets.get(node or "", 0.0)
@@ -111,16 +139,26 @@ def gather(
     rc: int,
     deadline_s: float,
     run: Runner = run_command,
+    under_way: Callable[[Gathering], None] = lambda found: None,
 ) -> tuple[list[Clue], Facts]:
-    """Clues and facts of attempt `number`. `scheduler` None: Slurm is not asked."""
-    found = _Gathering(layout, number, time.monotonic() + deadline_s)
+    """Clues and facts of attempt `number`. `scheduler` None: neither Slurm nor the nodes are asked.
+    `under_way`: told at once; the nodes' looks at themselves may outlast the deadline."""
+    found = Gathering(layout, number, time.monotonic() + deadline_s)
+    under_way(found)
     with found.source("attempt.json"):
         found.attempt = read_attempt(layout, number)
     with found.source("run.json"):
-        found.nodes = _places(layout, found.attempt)
+        found.record = read_record(layout)
+        found.nodes = _places(found.record, found.attempt)
+        if found.record.spec.health.verdict_dir and found.attempt is not None:
+            found.roots = RootsWords(Path(found.record.spec.health.verdict_dir), found.attempt)
     asked = ask_slurm(scheduler, found.attempt, run=run, timeout_s=deadline_s)
     with found.source("agents.json"):
         _agents(found)
+    with found.source("the nodes' looks at themselves"):
+        found.looks = _begin_looks(found, scheduler)
+    with found.source("preflight.json"):
+        _preflight(found)
     with found.source("launcher.log"):
         _launcher(found)
     with found.source("ranks"):
@@ -133,30 +171,23 @@ def gather(
         _last_step(found)
     with found.source("logs"):
         _logs(found)
-    preempted, cancelled_by = _slurm(found, asked)
-    return found.clues, Facts(
-        rc=rc,
-        preempted=preempted,
-        cancelled_by=cancelled_by,
-        step=found.step,
-        job_id=found.attempt.job_id if found.attempt else None,
-        nodes=found.nodes,
-        exits=found.exits,
-        unasked=tuple(found.unasked),
-    )
+    found.preempted, found.cancelled_by = _slurm(found, asked)
+    with found.source("the nodes' health"):
+        _health(found)
+    return found.clues, found.facts(rc)
 
 
-def _places(layout: RunLayout, attempt: Optional[Attempt]) -> dict[int, str]:
+def _places(record: RunRecord, attempt: Optional[Attempt]) -> dict[int, str]:
     """Rank -> node."""
     if attempt is None or not attempt.nodes:
         return {}
-    per_node = attempt.tasks_per_node or read_record(layout).spec.cluster.tasks_per_node
+    per_node = attempt.tasks_per_node or record.spec.cluster.tasks_per_node
     world = attempt.world_size or per_node * len(attempt.nodes)
     places = ((rank, node_of(attempt.nodes, rank, per_node)) for rank in range(world))
     return {rank: node or attempt.nodes[-1] for rank, node in places}
 
 
-def _agents(found: _Gathering) -> None:
+def _agents(found: Gathering) -> None:
     path = found.paths.root / "agents.json"
     try:
         record = read_json(path)
@@ -183,8 +214,16 @@ def _agents(found: _Gathering) -> None:
             )
 
 
-def _launcher(found: _Gathering) -> None:
-    path, lines = _launcher_lines(found)
+def _preflight(found: Gathering) -> None:
+    path = found.paths.preflight_json
+    record = read_json(path) if path.exists() else {}
+    for node, what in (record.get("bad") or {}).items():
+        text, at = f"preflight: {what}"[:TEXT_CHARACTERS], float(record["at"])
+        found.clues.append(Clue(AGENT, text, at, node=str(node), file=str(path)))
+
+
+def _launcher(found: Gathering) -> None:
+    path, lines = launcher_lines(found.layout, found.number, found.attempt)
     for number, text, written_at in lines:
         found.steps.update(_STEP_ID.findall(text))
         ends = parse_line(text, line=number)
@@ -203,36 +242,7 @@ def _launcher(found: _Gathering) -> None:
         found.clues.append(Clue(LAUNCHER, text, at, rank, node, str(path), number))
 
 
-def _launcher_lines(found: _Gathering) -> tuple[Path, list[tuple[int, str, float]]]:
-    """(file, its lines with number and time) of what the ranks' launcher said: without agents it
-    is among the batch script's own words, between those on the attempt before and on this one."""
-    path = found.paths.root / "launcher.log"
-    tail = read_tail(path, LAUNCHER_BYTES)
-    if tail is None and found.attempt is not None:
-        job_id, submit = found.attempt.job_id, found.layout.submit
-        path = submit / f"{job_id}.out"
-        if job_id.startswith("local-"):  # submitit's name for it
-            path = submit / f"{job_id[len('local-') :]}_0_log.out"
-        tail = read_tail(path, LAUNCHER_BYTES)
-    if tail is None:
-        return path, []
-    first = tail.first or 1  # else only the order of the numbers means something
-    lines = [(first + index, text, tail.written_at) for index, text in enumerate(tail.lines)]
-    if path.name == "launcher.log":
-        return path, lines
-    own: list[tuple[int, str, float]] = []
-    for line in lines:
-        decided = _DECIDED.match(line[1])
-        if decided is None:
-            own.append(line)
-        elif int(decided[1]) == found.number:
-            break
-        else:
-            own = []
-    return path, own
-
-
-def _rank_errors(found: _Gathering) -> None:
+def _rank_errors(found: Gathering) -> None:
     """Those of ranks that the launcher heard of first, first."""
     within_s = RECORDS_SHARE * max(0.0, found.left_s)
     told = read_rank_errors(found.paths, within_s=within_s, first=list(found.exits))
@@ -243,7 +253,7 @@ def _rank_errors(found: _Gathering) -> None:
         found.unasked.append(f"{told.unread} of {len(told.ranks)} ranks' own records")
 
 
-def _rank_error(found: _Gathering, path: Path, record: Mapping[str, Any]) -> Clue:
+def _rank_error(found: Gathering, path: Path, record: Mapping[str, Any]) -> Clue:
     message = str(record["message"])
     text = f"{record['type']}: {message}" if message else str(record["type"])
     context = "".join(record.get("traceback") or [])[-CONTEXT_CHARACTERS:]
@@ -261,8 +271,9 @@ def _rank_error(found: _Gathering, path: Path, record: Mapping[str, Any]) -> Clu
     )
 
 
-def _evidence(found: _Gathering) -> None:
+def _evidence(found: Gathering) -> None:
     since = found.attempt.claimed_at if found.attempt else 0.0
+    settings = found.record.spec.health if found.record else HealthSettings()
     for path in sorted((found.paths.root / "evidence" / "nodes").glob("*.json")):
         if found.left_s <= 0:
             found.unasked.append(f"`{path.parent}`: the time was up")
@@ -272,18 +283,54 @@ def _evidence(found: _Gathering) -> None:
             if found.attempt is not None and record["node"] not in found.attempt.nodes:
                 continue  # it took no part
             offset = found.offsets.get(str(record["node"]), 0.0)
-            clues, notes = kernel_clues(record, str(path), since=since, offset_s=offset)
+            clues, notes = kernel_clues(
+                record, str(path), since=since, offset_s=offset, settings=settings
+            )
             found.clues.extend(clues)
             found.unasked.extend(notes)
 
 
-def _storage(found: _Gathering) -> None:
+def _begin_looks(found: Gathering, scheduler: Optional[Scheduler]) -> Optional[Looks]:
+    if scheduler is None or found.record is None or found.attempt is None:
+        return None
+    lost = {clue.node for clue in found.clues if clue.text.startswith(_LOST)}
+    nodes = [node for node in found.attempt.nodes if node not in lost]
+    return begin_looks(scheduler, found.layout, found.record, found.attempt, nodes)
+
+
+def _health(found: Gathering) -> None:
+    if found.record is None:
+        return
+    settings = found.record.spec.health
+    none: tuple[list[Word], list[str]] = ([], [])
+    own = found.looks.wait(is_short=_is_told(found)) if found.looks else none
+    roots = found.roots.wait(max(ROOTS_LAST_S, found.left_s)) if found.roots else none
+    words, notes = words_of_health(own, roots)
+    found.unasked += notes
+    untold: dict[str, list[str]] = {}
+    for file, report in words:
+        offset_s = found.offsets.get(report.node, 0.0)
+        clues, untold[report.node] = health_clues(
+            report, str(file), settings=settings, offset_s=offset_s
+        )
+        found.clues += clues
+    found.unasked += what_is_untold(untold)
+
+
+def _is_told(found: Gathering) -> bool:
+    """By a rank itself, and it is of a kind behind which there is no sick node."""
+    told = classify(found.clues, Facts())
+    by_rank = bool(told.clues) and told.clues[0].kind == RANK_ERROR
+    return by_rank and told.confidence >= DECISIVE and told.cause in _OF_THE_PROGRAM
+
+
+def _storage(found: Gathering) -> None:
     trouble = storage_trouble(found.layout, found.number)
     if trouble:
         found.clues.append(Clue(NODE_STATE, trouble, file=str(found.layout.root)))
 
 
-def _last_step(found: _Gathering) -> None:
+def _last_step(found: Gathering) -> None:
     outcome, progress = read_outcome(found.paths), read_progress(found.paths)
     steps = [clue.step for clue in found.clues if clue.step is not None]
     if outcome is not None:
@@ -293,7 +340,7 @@ def _last_step(found: _Gathering) -> None:
     found.step = max(steps, default=None)
 
 
-def _logs(found: _Gathering) -> None:
+def _logs(found: Gathering) -> None:
     """First of those that promise most."""
     ranks = _by_promise(found)
     if len(ranks) > LOGS_WHEN_SURE and classify(found.clues, Facts()).confidence >= DECISIVE:
@@ -312,7 +359,7 @@ def _logs(found: _Gathering) -> None:
             found.clues.extend(log_clues(tail, rank=rank, node=node, file=str(path)))
 
 
-def _by_promise(found: _Gathering) -> list[int]:
+def _by_promise(found: Gathering) -> list[int]:
     """All ranks. slurmstepd writes into the log of its node's first rank."""
     firsts: dict[str, int] = {}
     for rank, node in found.nodes.items():
@@ -322,7 +369,7 @@ def _by_promise(found: _Gathering) -> list[int]:
     return list(dict.fromkeys([*ended_first, *stepds, *found.exits, *found.nodes]))
 
 
-def _slurm(found: _Gathering, asked: Optional[Asked]) -> tuple[Optional[bool], Optional[str]]:
+def _slurm(found: Gathering, asked: Optional[Asked]) -> tuple[Optional[bool], Optional[str]]:
     """(preempted, cancelled by owner or other)."""
     if asked is None or found.attempt is None:
         return None, None

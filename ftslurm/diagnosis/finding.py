@@ -17,7 +17,7 @@ class Clue:
     """One line of text that somebody left, and where it is to be read."""
 
     kind: str
-    """rank_error | log | launcher | accounting | node_state | agent | kernel"""
+    """rank_error | log | launcher | accounting | node_state | agent | kernel | health"""
     text: str
     at: Optional[float] = None
     """UTC seconds by the leader's clock; of a line without a time, when its file was last written.
@@ -72,3 +72,9 @@ class Finding:
     """Name of the row that decided."""
     is_of_one_node: bool = False
     """Of an attempt's several nodes only one told of it: it may lie in what that node alone has."""
+    sick: dict[str, str] = field(default_factory=dict)
+    """Node -> what its health says against it, whatever ended the attempt."""
+    program_fault: str = ""
+    """What a GPU itself says of the program, e.g. `XID31`: the same fault is known again by it."""
+    doubt: str = ""
+    """What so many nodes say of themselves that it is held against none."""

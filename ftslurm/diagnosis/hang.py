@@ -21,8 +21,11 @@ from ftslurm.run.spec import RecoverySpec
 LOOKED_AWAY_S = 5.0
 """A reader that has not looked for this long was itself stopped, e.g. by `scontrol suspend`, and so
 were the ranks: what happened meanwhile is held against nobody."""
-EARLY_S = 1.0
-"""Taken off the limit, as much as a look may come late, so that it is kept and not exceeded."""
+SOON_S = 1.0
+"""Whoever looks each second is told when a limit runs out before the next look."""
+EARLY_S = 0.7
+"""Taken off the limit, as much as a look on a busy machine may come late, so that it is kept and
+not exceeded."""
 STILL_IN_KERNEL_S = 3.0
 """So long after a rank was last seen in state D it counts as blocked there: between one call that
 storage holds up and the next it may be seen running."""
@@ -57,6 +60,9 @@ class HangMemory:
     """Rank -> when it was last seen blocked in the kernel, outside of a collective."""
     has_told_of_kernel: bool = False
     """Since somebody last advanced."""
+    due_in_s: float = math.inf
+    """When nobody moves, there will be a finding this long after the newest look; told to the
+    moment up to SOON_S."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,10 @@ def hung(
     silent_s = min(min(view.age_s for view in views), fair_s)
     frozen = [rank for rank, since in memory.stopped_since.items() if at - since >= limit_s]
     if not frozen:
-        unmarked = memory.has_seen_waiting and _is_unmarked(views)
-        for view in views:
-            own_limit_s = _limit_s(view, memory, limits, unmarked=unmarked)
-            if own_limit_s is None or min(_silence_s(view), fair_s) < own_limit_s:
-                memory.has_told_of_kernel = False
-                return None
+        memory.due_in_s = _due_in_s(views, memory, limits, fair_s)
+        if memory.due_in_s > 0:
+            memory.has_told_of_kernel = False
+            return None
     culprits, reasons = blame(views)
     acts = not _is_storage(views, memory, limits, silent_s, at)
     if not acts:
@@ -215,6 +219,22 @@ def _remember(views: Sequence[RankView], memory: HangMemory, at: float) -> None:
         del memory.stopped_since[rank]
     for rank in stopped:
         memory.stopped_since.setdefault(rank, at)
+
+
+def _due_in_s(
+    views: Sequence[RankView], memory: HangMemory, limits: HangLimits, fair_s: float
+) -> float:
+    """Until all have been silent for longer than they may; of 10,000, no more are asked than it
+    takes."""
+    unmarked = memory.has_seen_waiting and _is_unmarked(views)
+    due_in_s = 0.0
+    for view in views:
+        own_limit_s = _limit_s(view, memory, limits, unmarked=unmarked)
+        left_s = math.inf if own_limit_s is None else own_limit_s - min(_silence_s(view), fair_s)
+        due_in_s = max(due_in_s, left_s)
+        if due_in_s > SOON_S:
+            break
+    return due_in_s
 
 
 def _limit_s(

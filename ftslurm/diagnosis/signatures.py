@@ -22,7 +22,8 @@ ACCOUNTING = "accounting"
 NODE_STATE = "node_state"
 AGENT = "agent"
 KERNEL = "kernel"
-KINDS = (RANK_ERROR, LOG, LAUNCHER, ACCOUNTING, NODE_STATE, AGENT, KERNEL)
+HEALTH = "health"
+KINDS = (RANK_ERROR, LOG, LAUNCHER, ACCOUNTING, NODE_STATE, AGENT, KERNEL, HEALTH)
 
 # Trust, most trusted first: whatever is found at a lower number is the root.
 STATE = 10
@@ -49,7 +50,7 @@ LAST = 70
 """An exit code and not a word."""
 
 _BY_KIND = {ACCOUNTING: STATE, LAUNCHER: STEPD, NODE_STATE: WEAK, AGENT: WATCHED,
-            KERNEL: HARDWARE, RANK_ERROR: RANK, LOG: TEXT}  # fmt: skip
+            KERNEL: HARDWARE, HEALTH: HARDWARE, RANK_ERROR: RANK, LOG: TEXT}  # fmt: skip
 
 # A library's guess at a cause is no sign of it (NVRx TAXONOMY.md: advice is no anchor).
 _ADVICE = (
@@ -83,6 +84,8 @@ class Signature:
     """None: that of the kind of clue."""
     context: Optional[str] = None
     """Has to be found too, in the text or in what came with it (the traceback)."""
+    is_sick: bool = False
+    """The node that it comes from is not to be used again, whatever ended the attempt."""
 
     def matches(self, text: str, context: str) -> Optional[re.Match[str]]:
         found = _compiled(self.pattern).search(text)

@@ -1,7 +1,7 @@
 """The table's rows for what Slurm, the kernel and the node agents say.
 
-Data only. Texts as Slurm 22.05, 24.11 and 26.05 were seen to print them; Xids by NVIDIA's catalogue
-as of 2025-10-29, which drifts. Sources: the program or document that the text is from.
+Data only. Texts as Slurm 22.05, 24.11 and 26.05 were seen to print them. Sources: the program or
+document that the text is from.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ftslurm.diagnosis.causes import (
     UNKNOWN,
 )
 from ftslurm.diagnosis.signatures import (
+    HARDWARE,
     KILLED_FIRST,
     LAST,
     RANK,
@@ -35,7 +36,6 @@ from ftslurm.diagnosis.signatures import (
 _STEPD = "Slurm slurmstepd req.c"
 _SRUN = "Slurm srun launch.c"
 _SACCT = "Slurm sacct.1"
-_XID = "NVIDIA Xid catalogue 2025-10-29"
 _SMI = "nvidia-smi -q, NVML GPU recovery action"
 
 SLURM_LINES = [
@@ -195,7 +195,28 @@ ACCOUNT = [
     Signature("requeued", r"^job \S+ REQUEUED\b", None, _SACCT),
 ]
 
+_HEALTH = "health/xid_table.py, health/decision_table.py"
+
 NODE_STATES = [
+    # What root's own look at the node has written there (health/drain.py).
+    Signature(
+        "GPU drained for its health",
+        r" reason (?P<told>ftslurm:\S+ gpu.*)",
+        GPU,
+        _HEALTH,
+        0.95,
+        trust=HARDWARE,
+        is_sick=True,
+    ),
+    Signature(
+        "drained for its health",
+        r" reason (?P<told>ftslurm:\S+.*)",
+        NODE,
+        _HEALTH,
+        0.9,
+        trust=HARDWARE,
+        is_sick=True,
+    ),
     Signature(
         "node down",
         # A `*` behind the state: it does not respond.
@@ -225,6 +246,15 @@ NODE_STATES = [
 
 # A finding is a cause where the agents ended the ranks for it: what they only saw may have passed.
 AGENTS = [
+    Signature(
+        "preflight",
+        r"^preflight: (?P<told>.*)",
+        NODE,
+        "health/pairwise.py",
+        0.9,
+        trust=STEPD,
+        is_sick=True,
+    ),
     Signature("lost node", r"^(node_lost|leader_lost): ", NODE, "node agents", 0.9, trust=STEPD),
     Signature(
         "node seen lost",
@@ -238,45 +268,8 @@ AGENTS = [
     Signature("straggler", r"^straggler: ", STRAGGLER, "node agents", 0.85),
 ]
 
-_IS_XID = r"Xid \([^)]*\): "
-
+# What it says of GPUs is judged by health/verdicts.py.
 KERNEL_LINES = [
-    Signature(
-        "off the bus",
-        _IS_XID + r"79\b|fallen off the bus",
-        GPU,
-        f"{_XID} RESTART_BM; open-gpu-kernel-modules",
-        0.97,
-    ),
-    Signature("Xid memory", _IS_XID + r"(48|64|95|140|158|171|172)\b", GPU, f"{_XID} RESET", 0.95),
-    Signature("Xid contained", _IS_XID + r"94\b", GPU, f"{_XID} RESTART_APP", 0.85),
-    # 144 to 150: only `Fatal`, and none that was injected on purpose (`i1`).
-    Signature(
-        "Xid NVLink",
-        _IS_XID + r"(74|155|(14[4-9]|150),\s+\S+\s+Fatal\b(?!.*\bi1\b))",
-        GPU,
-        f"{_XID} WORKFLOW_NVLINK; gpud kmsg.go",
-        0.85,
-    ),
-    Signature(
-        "Xid reset",
-        _IS_XID + r"(46|54|62|109|110|119|120|136|143|151|159|167|169)\b",
-        GPU,
-        f"{_XID} RESET",
-        0.9,
-    ),
-    # 20034 comes in continuation lines as well (`20034, Data {...`): those carry no `Fatal`.
-    Signature("SXid fatal", r"SXid \([^)]*\): \d+, Fatal\b", GPU, "gpud sxid README", 0.85),
-    Signature(
-        "Xid of a program",
-        _IS_XID + r"(13|31|32|69)\b",
-        CODE,
-        f"{_XID} RESTART_APP; k8s-device-plugin skip list",
-        0.6,
-        trust=WEAK,
-    ),
-    # 43 and 45 are seen at any hard end of a process.
-    Signature("Xid of an end", _IS_XID + r"(43|45)\b", CODE, f"{_XID} IGNORE", 0.3, trust=WEAK),
     Signature(
         "kernel out of memory in a job",
         r"oom-kill:constraint.*\bjob_\d+",
@@ -326,4 +319,23 @@ KERNEL_LINES = [
         0.5,
         trust=WEAK,
     ),
+]
+
+_GRAVE = r"^(drain|reset(?=: S?XID\d)): "
+_OF_GPU = r"(?P<told>\S+ of gpu\d*( at \S+)?|SXID\d+ of the node): "
+_OF_NODE = r"(?P<told>\S+ of the node): "
+
+# As health_clues.py puts it. What waits for a reset and is no Xid of this attempt may have been so
+# all the time: it is a cause where nothing else is.
+HEALTH_WORDS = [
+    Signature("sick GPU", _GRAVE + _OF_GPU, GPU, _HEALTH, 0.95, is_sick=True),
+    Signature("sick node", _GRAVE + _OF_NODE, NODE, _HEALTH, 0.9, is_sick=True),
+    Signature("GPU to mend", f"^(reset|after): {_OF_GPU}", GPU, _HEALTH, 0.6, WEAK, is_sick=True),
+    Signature(
+        "node to mend", f"^(reset|after): {_OF_NODE}", NODE, _HEALTH, 0.6, WEAK, is_sick=True
+    ),
+    # 43 and 45 are seen at any hard end of a process.
+    Signature("GPU on an end", r"^(some )?program: XID4[35]\b", CODE, _HEALTH, 0.3, WEAK),
+    Signature("GPU on some program", r"^some program: ", CODE, _HEALTH, 0.6, WEAK),
+    Signature("GPU on the program", r"^program: XID(?P<xid>\d+)", CODE, _HEALTH, 0.8, SOMEBODYS),
 ]

@@ -16,15 +16,8 @@ from ftslurm.diagnosis.finding import Clue
 from ftslurm.diagnosis.signatures import ACCOUNTING, NODE_STATE
 from ftslurm.errors import SchedulerError
 from ftslurm.run.attempts import Attempt
-from ftslurm.scheduler.accounting import (
-    TIMEOUT_S,
-    JobRun,
-    NodeState,
-    StepRow,
-    read_nodes,
-    read_runs,
-    run_of_attempt,
-)
+from ftslurm.scheduler.accounting import TIMEOUT_S, NodeState, read_nodes, read_runs, run_of_attempt
+from ftslurm.scheduler.job_table import JobRun, StepRow
 from ftslurm.scheduler.protocol import CLOCKS_S, Scheduler
 from ftslurm.scheduler.slurm import Runner
 

@@ -30,7 +30,7 @@ from typing import Any, Callable, Optional
 
 from ftslurm.errors import RANK_DONE, RANK_FAILED, RANK_STOPPED, RunError
 from ftslurm.node.environment import TAR, Environment, folder_name
-from ftslurm.run.attempts import STOPPED, Outcome, read_attempt, write_outcome
+from ftslurm.node.leave_word import leave_word
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 
 _TICK_S = 0.1
@@ -59,7 +59,10 @@ def main(argv: list[str]) -> int:
         unpacked = provide(wanted, python=python, leave=lambda: stop_flag.is_set)
     except AskedToLeave:
         _say(env, f"left while it unpacked `{archive}`, on {stop_flag.signal_name}")
-        _leave_word(env)
+        # srun --kill-on-bad-exit sends TERM to the others when one node has failed, and no word may
+        # hide that.
+        if stop_flag.signal_name != signal.SIGTERM.name:
+            leave_word(env.layout, env.attempt, stop_flag.signal_name or "")
         return RANK_STOPPED
     except RunError as error:
         _say(env, str(error))
@@ -277,23 +280,6 @@ def _pause(leave: Leave) -> None:
     if leave():
         raise AskedToLeave
     time.sleep(_TICK_S)
-
-
-def _leave_word(env: RankEnvironment) -> None:
-    """No step was trained and none is lost: what stopped ranks would have left.
-
-    Not on TERM. srun --kill-on-bad-exit sends it to the others when one node has failed, and no
-    word may hide that; of a job that is told to end, the batch shell hears by itself.
-    """
-    if stop_flag.signal_number == signal.SIGTERM:
-        return
-    adopted = read_attempt(env.layout, env.attempt).adopted
-    step = max((item.step for item in adopted), default=0)
-    outcome = Outcome(STOPPED, step, step, stop_flag.signal_name, written_at=time.time())
-    # Several nodes may leave at once: one word is enough, and of two in one moment, which each
-    # replace the file as a whole, either will do.
-    with contextlib.suppress(RunError):
-        write_outcome(env.attempt_layout, outcome)
 
 
 def _say(env: RankEnvironment, text: str) -> None:

@@ -3,29 +3,38 @@
 There is never a second job beside one that is alive: a held job is released, and only when the
 scheduler says that no job of the run is left is the run's own frozen command run again. Where
 nobody can say, nothing is done. Orders to stop or pause are withdrawn; one that the ranks are
-obeying already is waited for.
+obeying already is waited for. `--readmit` forgives nodes what was held against them, and does so
+for a run that is alive too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
 from ftslurm.operate.standing import OpenRun, Standing, open_run
 from ftslurm.program.ending import ASKED
-from ftslurm.recovery.keep_out import settle_exclusions
-from ftslurm.recovery.successor import OwnJob, reason_to_leave
+from ftslurm.recovery.keep_out import (
+    keep_out_of_waiting,
+    known_exclusions,
+    readmit_nodes,
+    settle_exclusions,
+)
+from ftslurm.recovery.own_job import OwnJob
+from ftslurm.recovery.successor import KEEP_OUT_S, reason_to_leave
 from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.control import LEAVING
 from ftslurm.run.jobs import BY_PERSON, Job, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler.again import submit_again
+from ftslurm.scheduler.hostlist import expand
 
 ENDING_S = 90.0
 """How long a job that is being torn down is waited for: KillWait and all epilogs."""
@@ -38,6 +47,7 @@ HASTEN_POLL_S = 0.5
 _EPILOG = """examples:
   ftslurm resume runs/gpt-20260301-120000-3f9a
   ftslurm resume runs/gpt-20260301-120000-3f9a --json
+  ftslurm resume runs/gpt-20260301-120000-3f9a --readmit n[17-18]
 
 The run goes on from its newest verified checkpoint, with its code and configuration as frozen.
 results: queued (a new job) | released | waiting (it is queued already) | running."""
@@ -45,13 +55,21 @@ results: queued (a new job) | released | waiting (it is queued already) | runnin
 
 def main(argv: Optional[list[str]] = None) -> int:
     made = parser("resume", "Let a stopped, paused, cancelled or failed run go on.", _EPILOG)
+    made.add_argument(
+        "--readmit",
+        metavar="NODES",
+        help="use these nodes again, which the run keeps off, from its next attempt on",
+    )
     add_json(made)
     options = made.parse_args(argv)
     run = open_run(options.run)
-    return finish("resume", resume(run), run, as_json=options.json)
+    readmit = expand(options.readmit) if options.readmit is not None else []
+    return finish("resume", resume(run, readmit=readmit), run, as_json=options.json)
 
 
-def resume(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+def resume(
+    run: OpenRun, *, readmit: Sequence[str] = (), sleep: Callable[[float], None] = time.sleep
+) -> Answer:
     require_own(run.layout)
     with _alone(run.layout):
         standing = _settled(run, sleep)
@@ -63,16 +81,34 @@ def resume(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answ
                 f"nobody can say whether job {job_id} is alive ({state.reason}), and a second job "
                 "of one run must not start beside it; try again when the scheduler answers"
             )
-        withdrawn = _withdraw(run)
-        if standing.is_over:
-            return _again(run, withdrawn)
-        if state.is_waiting and _drop_those_that_would_leave(run, standing):
-            return _again(run, withdrawn)
-        if state.is_held:
-            return _release(run, job_id, sleep)
-        if state.is_waiting:
-            return Answer("waiting", f"job {job_id} is queued already{withdrawn}", True, job_id)
-        return Answer("running", f"it runs as job {job_id}{withdrawn}", True, job_id)
+        readmit_nodes(_own_job(run), readmit)
+        answer = _let_go_on(run, standing, sleep)
+        if not readmit:
+            return answer
+        used = f"{answer.text}; used again from the next attempt on: {', '.join(readmit)}"
+        return dataclasses.replace(answer, text=used)
+
+
+def _let_go_on(run: OpenRun, standing: Standing, sleep: Callable[[float], None]) -> Answer:
+    job_id, state = standing.job.job_id, standing.state
+    withdrawn = _withdraw(run)
+    if standing.is_over:
+        return _again(run, withdrawn)
+    if state.is_waiting and _drop_those_that_would_leave(run, standing):
+        return _again(run, withdrawn)
+    if state.is_waiting:
+        # What is known of nodes may have changed since it was queued.
+        names = list(known_exclusions(_own_job(run)))
+        keep_out_of_waiting(_own_job(run), job_id, names, for_s=KEEP_OUT_S)
+    if state.is_held:
+        return _release(run, job_id, sleep)
+    if state.is_waiting:
+        return Answer("waiting", f"job {job_id} is queued already{withdrawn}", True, job_id)
+    return Answer("running", f"it runs as job {job_id}{withdrawn}", True, job_id)
+
+
+def _own_job(run: OpenRun, job_id: str = "") -> OwnJob:
+    return OwnJob(run.layout, run.record, run.scheduler, job_id)
 
 
 def _settled(run: OpenRun, sleep: Callable[[float], None]) -> Standing:
@@ -127,8 +163,7 @@ def _drop_those_that_would_leave(run: OpenRun, standing: Standing) -> bool:
 
 
 def _would_leave(run: OpenRun, job: Job) -> bool:
-    own = OwnJob(run.layout, run.record, run.scheduler, job.job_id)
-    return reason_to_leave(own) is not None
+    return reason_to_leave(_own_job(run, job.job_id)) is not None
 
 
 def _withdraw(run: OpenRun) -> str:
@@ -167,8 +202,7 @@ def _again(run: OpenRun, withdrawn: str) -> Answer:
         return Answer(
             "waiting", f"job {queued.job_id} is queued already{withdrawn}", True, queued.job_id
         )
-    own = OwnJob(run.layout, run.record, run.scheduler, job_id="")
-    exclude = list(settle_exclusions(own))
+    exclude = list(settle_exclusions(_own_job(run)))
     job_id = submit_again(run.layout, run.record.scheduler, exclude=exclude)
     # The job itself writes this down when it starts before us.
     if job_id not in [job.job_id for job in read_jobs(run.layout)]:

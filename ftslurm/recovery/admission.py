@@ -12,12 +12,11 @@ from ftslurm.errors import RANK_STOPPED, RunError
 from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.next_job import leave
+from ftslurm.recovery.own_job import OwnJob, has_given_way
 from ftslurm.recovery.policy import CAUSE_STANDSTILL, STOP
 from ftslurm.recovery.recover import outlive_requeue, recover
 from ftslurm.recovery.standstill import why_it_stands_still
 from ftslurm.recovery.successor import (
-    OwnJob,
-    has_given_way,
     is_persons_word,
     note_own_job,
     order_to_act_on,

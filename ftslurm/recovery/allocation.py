@@ -24,9 +24,10 @@ from ftslurm.recovery.keep_out import (
     settle_exclusions,
 )
 from ftslurm.recovery.next_job import leave, move_on
+from ftslurm.recovery.own_job import OwnJob
 from ftslurm.recovery.policy import STOP
 from ftslurm.recovery.recover import outlive_requeue
-from ftslurm.recovery.successor import OwnJob, ensure_successor
+from ftslurm.recovery.successor import ensure_successor
 from ftslurm.run.attempts import claimed_numbers
 from ftslurm.run.jobs import BY_PERSON, read_jobs
 from ftslurm.run.node_memory import FAULT, RETURNED, note_node, read_node_events
@@ -76,8 +77,8 @@ def give_back(job: OwnJob, here: Placement) -> None:
             job,
             newest,
             f"Slurm has given this run {before + 1} allocations in a row that it cannot use (in "
-            f"this one {here.why_not}); free or repair nodes, or let the run use them again by "
-            f"deleting `{job.layout.nodes_jsonl}`",
+            f"this one {here.why_not}); free or repair nodes, or let the run use one again "
+            "(`--readmit NODE`)",
         )
     node = next(iter(here.left_out), "")
     with best_effort("not on record"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from ftslurm.run.attempts import Attempt
 
 if TYPE_CHECKING:
-    from ftslurm.recovery.successor import OwnJob
+    from ftslurm.recovery.own_job import OwnJob
 
 NODES_S = 2.0
 CLEAR_S = 15.0

@@ -9,7 +9,7 @@ same one, so that going back over it does not begin the count anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
@@ -134,17 +134,19 @@ def backoff_s(failures_in_a_row: int, cause: str, rules: RecoverySpec) -> float:
 
 def _times(history: Sequence[PastAttempt], evidence: Evidence, cause: str) -> int:
     """Failures of this cause with no newly committed step between them, this one included."""
-    count = 1
     if evidence.progressed:
-        return count
+        return 1
+    return 1 + sum(past.failed and past.cause == cause for past in _without_progress(history))
+
+
+def _without_progress(history: Sequence[PastAttempt]) -> Iterator[PastAttempt]:
+    """Newest first, back to the one that last committed a step, or that ended the run."""
     for past in reversed(history):
         if past.ended_run:
-            break
-        # Its failure came after what it committed.
-        count += past.failed and past.cause == cause
+            return
+        yield past  # its failure came after what it committed
         if past.progressed:
-            break
-    return count
+            return
 
 
 def _comes_again(
@@ -155,6 +157,9 @@ def _comes_again(
     told_by_all = finding.confidence >= SURE and not finding.is_of_one_node
     if finding.cause == CODE and told_by_all and never_trained:
         return "no step was trained before it, so the same start would fail the same way"
+    named = _named_again(history, evidence, rules, finding)
+    if named:
+        return named
     signature, step = identity(evidence)
     if signature is None or (step is None and not never_trained):
         return ""
@@ -169,6 +174,20 @@ def _comes_again(
     if not same or len(same) < rules.budgets.get(finding.cause, 1):
         return ""
     return f"the same error came at the same step, {step or 0}, as in attempt {same[-1]}"
+
+
+def _named_again(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, finding: Finding
+) -> str:
+    """A kernel that faults does so at whatever step; a GPU's own word on it is the same each time.
+    Counted like the failures of a cause."""
+    fault = finding.program_fault
+    if not fault or finding.cause != CODE or evidence.progressed:
+        return ""
+    same = [past for past in _without_progress(history) if past.program_fault == fault]
+    if not same or len(same) < rules.budgets.get(CODE, 1):
+        return ""
+    return f"the GPU names the same fault of the program, {fault}, as in attempt {same[0].number}"
 
 
 def _never_trained(history: Sequence[PastAttempt], evidence: Evidence) -> bool:

@@ -1,11 +1,11 @@
 """`ftslurm claim RUN`: take the next attempt's number, for the batch script.
 
 Prints `go ATTEMPT MASTER_ADDR MASTER_PORT STOP_AT NODES COUNT`, the names of the nodes that the
-ranks run on and their number; `done` when the run has finished; `requeued` when this allocation
-cannot serve and the run's next job is queued (allocation.py). Fails in a job that must not go on
-with the run (admission.py). The steps that are committed by now are recorded as adopted: one that
-an older attempt publishes later is fenced. A run that gets its next job by resubmission has it in
-the queue before the ranks start.
+ranks run on and their number, and `preflight` where these are to be tried first; `done` when the
+run has finished; `requeued` when this allocation cannot serve and the run's next job is queued
+(allocation.py). Fails in a job that must not go on with the run (admission.py). The steps that are
+committed by now are recorded as adopted: one that an older attempt publishes later is fenced. A run
+that gets its next job by resubmission has it in the queue before the ranks start.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import errno
 import hashlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ftslurm.checkpoint.published import published_steps
 from ftslurm.checkpoint.sight import await_newest
@@ -43,7 +44,7 @@ from ftslurm.scheduler.protocol import Scheduler
 
 if TYPE_CHECKING:
     from ftslurm.recovery.exclusion import Placement
-    from ftslurm.recovery.successor import OwnJob
+    from ftslurm.recovery.own_job import OwnJob
 
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range: 32768 to 60999).
 FIRST_PORT = 20_000
@@ -91,7 +92,7 @@ def claim_attempt(
     from ftslurm.recovery.allocation import find_place, give_back
     from ftslurm.recovery.ask_agents import tell_begin
     from ftslurm.recovery.keep_out import remember_last
-    from ftslurm.recovery.successor import OwnJob
+    from ftslurm.recovery.own_job import OwnJob
 
     record = read_record(layout)
     scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
@@ -100,6 +101,10 @@ def claim_attempt(
         own_job = dataclasses.replace(own_job, submit=submit)
     admit(own_job, environ)
     decision = remember_last(layout)
+    if record.spec.health.verdict_dir:
+        from ftslurm.recovery.node_health import remember_roots_word  # late: many sites have none
+
+        remember_roots_word(own_job)
     here = find_place(own_job, environ)
     if not here.serves:
         give_back(own_job, here)
@@ -107,14 +112,34 @@ def claim_attempt(
     cluster = record.spec.cluster
     address = _master_address(cluster, scheduler, here.ranks_on)
     _note_skip(layout, decision.get("skip_steps"))
-    attempt = _claim(own_job, here, adoptable(layout, before=decision.get("restore_before")))
+    adopted = adoptable(layout, before=decision.get("restore_before"))
+    attempt = _claim(own_job, environ, here, adopted)
     port = choose_port(f"{own_job.job_id} {attempt.number}")
     _note(layout, attempt, port)
     _queue_successor(own_job)
     stop_at = _stop_at(cluster, scheduler, environ)
     tell_begin(own_job, attempt)
     count = (attempt.world_size or 0) // cluster.tasks_per_node
-    return f"go {attempt.number} {address} {port} {stop_at} {','.join(attempt.nodes)} {count}"
+    line = f"go {attempt.number} {address} {port} {stop_at} {','.join(attempt.nodes)} {count}"
+    return f"{line} preflight" if _wants_preflight(own_job, attempt, decision) else line
+
+
+def _wants_preflight(job: OwnJob, attempt: Attempt, last: Mapping[str, Any]) -> bool:
+    spec = job.record.spec
+    mode = spec.health.preflight
+    # In the place of a program's ranks, one may stand for all GPUs of a node, and torch for another
+    # environment: what is tried there tells little.
+    has_cause = bool(last) and not spec.program
+    if job.scheduler.name == "local" or not (has_cause or mode == "always"):
+        return False
+    from ftslurm.recovery.suspicion import ask_for_preflight  # late: few attempts have one
+
+    standby = spec.recovery.standby
+    why = ask_for_preflight(job.layout, attempt, last, mode=mode, standby=standby)
+    if why:
+        # `attempt N: ` are the words with which recover ends an attempt (diagnosis/launcher_lines).
+        print(f"ftslurm: preflight of attempt {attempt.number}, as {why}", file=sys.stderr)  # noqa: T201
+    return bool(why)
 
 
 def _note_skip(layout: RunLayout, steps: Optional[Sequence[int]]) -> None:
@@ -128,7 +153,9 @@ def _note_skip(layout: RunLayout, steps: Optional[Sequence[int]]) -> None:
         note_skip(layout, (first, last), attempt=claimed_numbers(layout)[-1])
 
 
-def _claim(job: OwnJob, here: Placement, adopted: list[AdoptedStep]) -> Attempt:
+def _claim(
+    job: OwnJob, environ: Mapping[str, str], here: Placement, adopted: list[AdoptedStep]
+) -> Attempt:
     cluster = job.record.spec.cluster
     # This machine stands for all nodes of a local run.
     count = cluster.nodes if job.scheduler.name == "local" else len(here.ranks_on)
@@ -137,6 +164,7 @@ def _claim(job: OwnJob, here: Placement, adopted: list[AdoptedStep]) -> Attempt:
         Attempt(
             number=0,  # given by the claim
             job_id=job.job_id,
+            raw_job_id=environ.get("SLURM_JOB_ID", ""),
             restart_count=job.restart_count,
             nodes=here.ranks_on,
             claimed_at=time.time(),

@@ -1,6 +1,7 @@
 """What an attempt left in the run directory, read into the values the policy decides on.
 
-Reads only; a record that a crash left torn counts as absent, never as a reason to fail.
+Reads only; a record that a crash left torn counts as absent, never as a reason to fail. run.json is
+the caller's to read, once.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ftslurm.checkpoint.published import PublishedStep, published_steps
 from ftslurm.diagnosis.causes import STRAGGLER
 from ftslurm.errors import FormatError
 from ftslurm.files import is_listed, read_json
-from ftslurm.recovery.exclusion import fault_counts, taken_back
+from ftslurm.recovery.exclusion import fault_counts, still_counting, taken_back
 from ftslurm.recovery.policy import CAUSE_FAILED, STOP, Evidence, PastAttempt, RankFailure
 from ftslurm.run.attempts import (
     Outcome,
@@ -30,7 +32,7 @@ from ftslurm.run.control import control_files
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.node_memory import NodeEvent, read_node_events
 from ftslurm.run.rank_errors import RankErrors, read_rank_errors
-from ftslurm.run.record import RunRecord, read_record
+from ftslurm.run.record import RunRecord
 
 if TYPE_CHECKING:
     from ftslurm.diagnosis.finding import Finding
@@ -52,28 +54,39 @@ ECHO = "PeerLost"
 
 
 def read_evidence(
-    layout: RunLayout, number: int, *, rc: int, term: bool, settled: Optional[Outcome] = None
+    layout: RunLayout,
+    record: RunRecord,
+    number: int,
+    *,
+    rc: int,
+    term: bool,
+    settled: Optional[Outcome] = None,
+    now: Callable[[], float] = time.time,
 ) -> Evidence:
     """`settled`: the outcome, where it may not have come to the disk."""
     paths = layout.attempt(number)
-    record = read_record(layout)
     newest, older = [*_committed(layout, number), None, None][:2]
     outcome = settled or _outcome(paths)
     errors = read_rank_errors(paths, within_s=ERRORS_S, most=MOST_ERRORS)
     agents, nodes = _agents(paths), read_node_events(layout)
     back = taken_back(nodes)
+    fault_days = record.spec.recovery.node_fault_days
+    counting = still_counting(nodes, fault_days=fault_days, now=now())
+    named = _named_by_preflight(paths)
+    if named and ranks_were_started(paths):
+        named = {}
     return Evidence(
         number=number,
         rc=rc,
         term=term,
         done=is_listed(layout.done),
         outcome=outcome,
-        progressed=_has_gone_on(layout, number, record, newest),
+        progressed=_has_gone_on(layout, record, number, newest),
         committed_step=newest.step if newest else None,
         committed_digest=newest.committed_digest if newest else "",
         committed_before=older.step if older else None,
         logs=str(paths.logs),
-        first_failure=_first_failure(layout, number, errors, _offsets(agents)),
+        first_failure=_first_failure(layout, record, number, errors, _offsets(agents)),
         order=control_files(layout, record).read_leaving(),
         ranks_signalled=any(event["kind"] == "signal" for event in read_events(paths)),
         is_program=bool(record.spec.program),
@@ -82,14 +95,21 @@ def read_evidence(
         # One that was taken back as too few were left is not given up again for being slow.
         stragglers=tuple(node for node in _stragglers(agents) if node not in back),
         evicted=tuple(node for node in _stragglers(agents, acted=True) if node not in back),
-        node_faults=_node_faults(nodes, number),
+        node_faults=_node_faults(counting, number),
+        sick=named,
+        preflight_named=bool(named),
     )
 
 
 def with_finding(evidence: Evidence, finding: Optional[Finding], why_none: str) -> Evidence:
     """What was found has the last word on who failed first: it has heard all ranks, and knows an
     echo from a cause. Pure."""
-    evidence = dataclasses.replace(evidence, finding=finding, unclassified=why_none)
+    evidence = dataclasses.replace(
+        evidence,
+        finding=finding,
+        unclassified=why_none,
+        sick={**evidence.sick, **(finding.sick if finding is not None else {})},
+    )
     root = finding.clues[0] if finding is not None and finding.clues else None
     if finding is None or root is None or root.kind != "rank_error" or root.rank is None:
         return evidence
@@ -107,14 +127,14 @@ def with_finding(evidence: Evidence, finding: Optional[Finding], why_none: str) 
     return dataclasses.replace(evidence, first_failure=failure)
 
 
-def has_gone_on(layout: RunLayout, number: int) -> bool:
+def has_gone_on(layout: RunLayout, record: RunRecord, number: int) -> bool:
     """Whether the newest attempt, `number`, has brought the run forward."""
     newest = next(iter(_committed(layout, number)), None)
-    return _has_gone_on(layout, number, read_record(layout), newest)
+    return _has_gone_on(layout, record, number, newest)
 
 
 def _has_gone_on(
-    layout: RunLayout, number: int, record: RunRecord, newest: Optional[PublishedStep]
+    layout: RunLayout, record: RunRecord, number: int, newest: Optional[PublishedStep]
 ) -> bool:
     if record.spec.program:
         from ftslurm.program.progress import has_progressed  # late: few runs are programs
@@ -123,10 +143,10 @@ def _has_gone_on(
     return _is_newer(newest.step if newest else None, _newest_adopted(layout, number))
 
 
-def read_history(layout: RunLayout, number: int) -> list[PastAttempt]:
+def read_history(layout: RunLayout, record: RunRecord, number: int) -> list[PastAttempt]:
     """Attempts before `number`, oldest first; one that was cut off in its claim had no ranks."""
     earlier = [past for past in claimed_numbers(layout) if past < number]
-    progressed = _progressed_between(layout, [*earlier, number])
+    progressed = _progressed_between(layout, record, [*earlier, number])
     return [
         _past_attempt(past, read_decision(layout.attempt(past)), progress)
         for past, progress in zip(earlier, progressed)
@@ -146,12 +166,15 @@ def _past_attempt(number: int, decision: dict[str, Any], progressed: bool) -> Pa
         blamed_node=(decision.get("blamed") or {}).get("node"),
         skipped=bool(decision.get("skip_steps")),
         ended_run=decision.get("action") == STOP,
+        program_fault=decision.get("program_fault", ""),
     )
 
 
-def _progressed_between(layout: RunLayout, attempts: Sequence[int]) -> list[bool]:
+def _progressed_between(
+    layout: RunLayout, record: RunRecord, attempts: Sequence[int]
+) -> list[bool]:
     """For each attempt but the last: whether the next one began further on."""
-    if read_record(layout).spec.program:
+    if record.spec.program:
         from ftslurm.program.progress import progressed_between  # late, as above
 
         return progressed_between(layout, attempts)
@@ -183,6 +206,14 @@ def ranks_were_started(paths: AttemptLayout) -> bool:
     return any(paths.logs.iterdir())
 
 
+def _named_by_preflight(paths: AttemptLayout) -> dict[str, str]:
+    try:
+        bad = read_json(paths.preflight_json).get("bad") or {}
+        return {str(node): str(what) for node, what in bad.items()}
+    except (OSError, FormatError, AttributeError):
+        return {}
+
+
 def _newest_adopted(layout: RunLayout, number: int) -> Optional[int]:
     """None also for an attempt whose claim was cut short."""
     try:
@@ -204,19 +235,23 @@ def _outcome(paths: AttemptLayout) -> Optional[Outcome]:
 
 
 def _first_failure(
-    layout: RunLayout, number: int, errors: RankErrors, offsets_s: Mapping[str, float]
+    layout: RunLayout,
+    record: RunRecord,
+    number: int,
+    errors: RankErrors,
+    offsets_s: Mapping[str, float],
 ) -> Optional[RankFailure]:
     """Earliest by the leader's clock that is no echo; else the one rank that left no word."""
     paths = layout.attempt(number)
-    own = [record for _, record in errors.records if record["type"] != ECHO]
+    own = [told for _, told in errors.records if told["type"] != ECHO]
     if own:
         return _told_failure(paths, min(own, key=lambda one: _told_at(one, offsets_s)))
     if errors.unread:
         return None
-    attempt, spec = read_attempt(layout, number), read_record(layout).spec
+    attempt, spec = read_attempt(layout, number), record.spec
     tasks = attempt.tasks_per_node or spec.cluster.tasks_per_node
     world = range(attempt.world_size or spec.world_size)
-    silent = sorted(set(world) - {int(record["rank"]) for _, record in errors.records})
+    silent = sorted(set(world) - {int(told["rank"]) for _, told in errors.records})
     if not errors.records or len(silent) != 1:
         return None
     node = node_of(attempt.nodes, silent[0], tasks) or "unknown node"

@@ -1,8 +1,9 @@
 """Which nodes a run keeps away from, and which of an allocation an attempt runs on.
 
 Pure: events and node names in, values out. A node is kept out after recovery.max_node_faults faults
-of its own, or when a decision has said so; never so many that the job cannot start. The ranks keep
-to the order of the allocation, whose first node runs the batch script and hosts rank 0.
+of its own, or when a decision has said so, until that is recovery.node_fault_days old or somebody
+readmits it; never so many that the job cannot start. The ranks keep to the order of the allocation,
+whose first node runs the batch script and hosts rank 0.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, RETURNED, NodeEvent
+from ftslurm.run.node_memory import BY_PERSON, EXCLUDED, FAULT, READMITTED, RETURNED, NodeEvent
 from ftslurm.run.spec import ClusterSpec, RecoverySpec
 
 REFUSE = "refuse"
 """recovery.elastic_lr: never fewer nodes."""
+
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,15 @@ class Placement:
         return bool(self.ranks_on)
 
 
+def still_counting(
+    events: Sequence[NodeEvent], *, fault_days: float, now: float
+) -> list[NodeEvent]:
+    """Without what was held against a node more than so many days ago: it has been repaired by now,
+    or will fail once more. `fault_days` 0: nothing is forgotten."""
+    since = now - fault_days * DAY_S if fault_days else 0.0
+    return [event for event in events if event.at >= since or event.kind not in (FAULT, EXCLUDED)]
+
+
 def fault_counts(events: Sequence[NodeEvent]) -> dict[str, int]:
     """Faults of each node since it was last readmitted."""
     counts: dict[str, int] = {}
@@ -58,8 +70,12 @@ def fault_counts(events: Sequence[NodeEvent]) -> dict[str, int]:
 
 def taken_back(events: Sequence[NodeEvent]) -> frozenset[str]:
     """Nodes that were given up and are used again, as the run could not do without them."""
-    newest = {event.node: event.kind for event in events if event.kind in (EXCLUDED, READMITTED)}
-    return frozenset(node for node, kind in newest.items() if kind == READMITTED)
+    newest = {event.node: event for event in events if event.kind in (EXCLUDED, READMITTED)}
+    return frozenset(
+        node
+        for node, event in newest.items()
+        if event.kind == READMITTED and event.cause != BY_PERSON
+    )
 
 
 def troubles(events: Sequence[NodeEvent]) -> dict[str, int]:

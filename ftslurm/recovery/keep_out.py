@@ -23,17 +23,25 @@ from ftslurm.recovery.exclusion import (
     hostlist_to_set,
     least_nodes,
     place,
+    still_counting,
     too_many,
     troubles,
 )
 from ftslurm.run.attempts import claimed_numbers
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, note_node, read_node_events
+from ftslurm.run.node_memory import (
+    BY_PERSON,
+    EXCLUDED,
+    FAULT,
+    READMITTED,
+    note_node,
+    read_node_events,
+)
 from ftslurm.scheduler.hostlist import expand
-from ftslurm.scheduler.protocol import Site
+from ftslurm.scheduler.protocol import NodeNeed, Site
 
 if TYPE_CHECKING:
-    from ftslurm.recovery.successor import OwnJob
+    from ftslurm.recovery.own_job import OwnJob
 
 POLL_S = 0.3
 UNKNOWN_KILL_WAIT_S = 30.0
@@ -48,7 +56,12 @@ def remember(layout: RunLayout, number: int, decision: Mapping[str, Any]) -> Non
     sure = decision.get("confidence") is None or decision["confidence"] >= SURE
     at_fault = blamed.get("node") if cause in NODE_FAULTS and sure else None
     told = [(FAULT, at_fault)] if at_fault else []
-    told += [(EXCLUDED, node) for node in decision.get("exclude") or () if node != at_fault]
+    sick = decision.get("sick") or {}
+    told += [
+        (EXCLUDED, node)
+        for node in decision.get("exclude") or ()
+        if node != at_fault or node in sick
+    ]
     for kind, node in told:
         with best_effort(f"what is known of node {node} is not on record"):
             note_node(layout, kind, node, attempt=number, cause=cause, why=why)
@@ -77,6 +90,25 @@ def settle_exclusions(job: OwnJob) -> dict[str, str]:
     ])  # fmt: skip
 
 
+def readmit_nodes(job: OwnJob, nodes: Sequence[str]) -> None:
+    """A person says that these may be used again; UsageError for one that the run does not keep
+    off, and then for none of them."""
+    remember_last(job.layout)
+    out = known_exclusions(job)
+    strangers = [node for node in nodes if node not in out]
+    if strangers:
+        raise UsageError(
+            f"this run does not keep off node {strangers[0]}; it keeps off "
+            f"{', '.join(sorted(out)) or 'none'}, name one of those"
+        )
+    newest = max(claimed_numbers(job.layout), default=0)
+    for node in nodes:
+        why = "somebody has readmitted it"
+        note_node(
+            job.layout, READMITTED, node, attempt=newest, cause=BY_PERSON, why=why, now=job.now
+        )
+
+
 def _readmit(job: OwnJob, node: str, needed: int) -> None:
     why = (
         f"the job needs {needed} nodes and could never start without {node}, the node that has "
@@ -92,8 +124,10 @@ def _exclusions(job: OwnJob) -> list[Exclusion]:
     """Oldest first. The machine of a local run has nothing in its place."""
     if job.scheduler.name == "local":
         return []
-    most = job.record.spec.recovery.max_node_faults
-    return excluded_now(read_node_events(job.layout), max_node_faults=most)
+    rules = job.record.spec.recovery
+    events = read_node_events(job.layout)
+    counting = still_counting(events, fault_days=rules.node_fault_days, now=job.now())
+    return excluded_now(counting, max_node_faults=rules.max_node_faults)
 
 
 def _serving(job: OwnJob) -> set[str]:
@@ -101,7 +135,9 @@ def _serving(job: OwnJob) -> set[str]:
     cluster = job.record.spec.cluster
     site = Site.from_dict(job.record.site) if job.record.site else None
     partition = cluster.partition or (site.default_partition if site else None)
-    serving = job.scheduler.serving_nodes(partition, cluster.constraint or "")
+    gpus = cluster.gpus_per_node or cluster.gpus_per_task * cluster.tasks_per_node
+    need = NodeNeed(cluster.constraint or "", gpus, cluster.mem or "")
+    serving = job.scheduler.serving_nodes(partition, need)
     return set(serving or ()) - _by_person(job)
 
 

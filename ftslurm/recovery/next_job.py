@@ -26,7 +26,9 @@ from ftslurm.recovery.keep_out import (
     remember,
     settle_exclusions,
 )
+from ftslurm.recovery.own_job import GAVE_WAY, OwnJob
 from ftslurm.recovery.policy import (
+    CAUSE_FORGOTTEN,
     DONE,
     ENDED,
     PAUSED,
@@ -36,13 +38,7 @@ from ftslurm.recovery.policy import (
     Decision,
     Evidence,
 )
-from ftslurm.recovery.successor import (
-    GAVE_WAY,
-    OwnJob,
-    cancel_successors,
-    ensure_successor,
-    queue_beside,
-)
+from ftslurm.recovery.successor import cancel_successors, ensure_successor, queue_beside
 from ftslurm.run.attempts import STOPPED, append_event, claimed_numbers
 from ftslurm.run.record import REQUEUE
 from ftslurm.scheduler.protocol import Site
@@ -101,7 +97,7 @@ def _queue_again(
     amend: Amend,
 ) -> Decision:
     lost = sorted(look(job, 0).unreachable) if decision.cause == NODE else []
-    if lost:
+    if lost or decision.cause == CAUSE_FORGOTTEN:
         with contextlib.suppress(SchedulerError):
             return _move_on_told(job, decision, amend, without=lost)
     why = _requeue(job, evidence, hold=False)
@@ -182,7 +178,9 @@ def _move_on_told(
     job: OwnJob, decision: Decision, amend: Amend, *, without: Sequence[str]
 ) -> Decision:
     successor = queue_beside(job, without=without)
-    said = f"job {successor} is next, this one would wait for the node that is lost"
+    # A job whose start is forgotten is killed as soon as its nodes tell of it.
+    why = "would wait for the node that is lost" if without else "cannot be relied on"
+    said = f"job {successor} is next, this one {why}"
     decision = _changed(decision, REQUEUED, said, amend)
     try:
         _end_for(job)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Optional
 from ftslurm.diagnosis.causes import (
     CANCELLED_ADMIN,
     CANCELLED_USER,
+    NODE,
     PREEMPTED,
     STRAGGLER,
     TIME_LIMIT,
@@ -54,6 +55,8 @@ CAUSE_FAILED = "failed"
 """It failed, and nobody could say of what."""
 CAUSE_NEVER_RETRY = "never_retry"
 CAUSE_NOT_STARTED = "not_started"
+CAUSE_FORGOTTEN = "start_forgotten"
+"""slurmctld was killed before it had written down that it had started the job (within 5 s)."""
 CAUSE_STANDSTILL = "standstill"
 
 _CANCELLED = frozenset({CANCELLED_USER, CANCELLED_ADMIN})
@@ -93,6 +96,8 @@ class PastAttempt:
     """It was followed by a skip over batches."""
     ended_run: bool = False
     """The run had stopped with it, so that a person has let it go on since."""
+    program_fault: str = ""
+    """As a GPU has named it."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ class Evidence:
     """The time limit is behind us, by the clock; None: it is not known."""
     controller_away: bool = False
     """No rank was started, and slurmctld does not answer."""
+    start_forgotten: bool = False
+    """No rank was started, as slurmctld takes our job for one that still waits."""
     is_program: bool = False
     """The run is a program of the user's own: of steps nothing is known."""
     committed_digest: str = ""
@@ -143,6 +150,10 @@ class Evidence:
     """What ended it; None: not asked for, or nobody could say."""
     unclassified: str = ""
     """Why there is no finding although it was asked for."""
+    sick: dict[str, str] = field(default_factory=dict)
+    """Node -> what its health says against it."""
+    preflight_named: bool = False
+    """A preflight has named those, and no rank was started."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,8 @@ class Decision:
     evidence: tuple[DecisiveLine, ...] = ()
     exclude: tuple[str, ...] = ()
     """Nodes on which the run is not placed again."""
+    sick: dict[str, str] = field(default_factory=dict)
+    """Those among them that their health speaks against, whatever ended the attempt, and how."""
     wait_s: float = 0.0
     """Before the next attempt."""
     restore_before: Optional[int] = None
@@ -213,13 +226,15 @@ def obey(decision: Decision, order: str) -> Decision:
 
 
 def _keeping_out(decision: Decision, evidence: Evidence, rules: RecoverySpec) -> Decision:
-    """Whatever ended the attempt, stragglers stay behind if that is asked for."""
-    named = evidence.stragglers if rules.evict != "report" else ()
-    exclude = tuple(dict.fromkeys((*decision.exclude, *named)))
+    """Whatever ended the attempt, sick nodes stay behind, and stragglers if that is asked for."""
+    slow = evidence.stragglers if rules.evict != "report" else ()
+    sick = evidence.sick if rules.max_node_faults else {}
+    exclude = tuple(dict.fromkeys((*decision.exclude, *slow, *sick)))
     if not exclude:
         return decision
-    reason = f"{decision.reason}, without {', '.join(exclude)} from now on"
-    return dataclasses.replace(decision, exclude=exclude, reason=reason)
+    named = ", ".join(f"{node} ({sick[node]})" if node in sick else node for node in exclude)
+    reason = f"{decision.reason}, without {named} from now on"
+    return dataclasses.replace(decision, exclude=exclude, sick=sick, reason=reason)
 
 
 def _with_finding(decision: Decision, evidence: Evidence) -> Decision:
@@ -256,6 +271,13 @@ def _by_outcome(
         return Decision(
             RESTART, CAUSE_NOT_STARTED, "no rank was started because slurmctld does not answer"
         )
+    if evidence.start_forgotten:
+        return Decision(
+            REQUEUED, CAUSE_FORGOTTEN, "slurmctld has forgotten that it has started this job"
+        )
+    if evidence.preflight_named:
+        action = REQUEUED if evidence.limit_is_near else RESTART  # and nothing has failed
+        return Decision(action, NODE, f"no rank was started; {resume_point(evidence)}")
     if _never_retry(evidence):
         return Decision(
             STOP,

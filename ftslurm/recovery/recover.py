@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.diagnosis.find import DEADLINE_S, IN_GRACE_S, find
 from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.ask_agents import tell_ended
@@ -31,6 +30,7 @@ from ftslurm.recovery.evidence import (
     read_history,
     with_finding,
 )
+from ftslurm.recovery.own_job import OwnJob, has_given_way, submit_from_job
 from ftslurm.recovery.policy import (
     CAUSE_ASKED,
     CAUSE_FAILED,
@@ -44,13 +44,7 @@ from ftslurm.recovery.policy import (
     decide,
     obey,
 )
-from ftslurm.recovery.successor import (
-    OwnJob,
-    cancel_successors,
-    has_given_way,
-    submit_from_job,
-)
-from ftslurm.run.attempts import Outcome, append_event
+from ftslurm.run.attempts import Outcome, append_event, read_attempt
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
@@ -58,6 +52,9 @@ from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import CLOCKS_S, Scheduler
+
+_REFUSAL = "Job is pending execution"
+"""srun's words for a step of a job that waits (ESLURM_JOB_PENDING, 22.05 to 26.05)."""
 
 EARLIEST_WARNING_S = 70
 """How much before the asked lead Slurm may send the warn signal (8 s seen, up to 60 s by
@@ -85,6 +82,8 @@ def main(argv: Optional[list[str]] = None) -> int:
         )
     except FtslurmError:
         # Nothing was decided: a successor would find the same, and the one after it.
+        from ftslurm.recovery.successor import cancel_successors  # late: few attempts end so
+
         with contextlib.suppress(SchedulerError):
             cancel_successors(OwnJob.of(layout, read_record(layout), scheduler, os.environ))
         raise
@@ -133,7 +132,10 @@ def recover(
     if decision.cause == CAUSE_NOT_STARTED:
         while _is_away(scheduler):
             sleep(2.0)
-        return decision
+        if not _start_is_forgotten(own_job, attempt):
+            return decision
+        evidence = dataclasses.replace(evidence, controller_away=False, start_forgotten=True)
+        decision = put_on_record(decide([], evidence, record.spec.recovery))
     from ftslurm.recovery.next_job import act  # late: what is decided is on record the sooner
 
     decision = act(own_job, environ, evidence, decision, put_on_record)
@@ -158,15 +160,23 @@ def _decide(
         rules = dataclasses.replace(rules, max_node_faults=0, evict="report")
     settled = _settled_program(layout, attempt, rc=rc, now=job.now) if spec.program else None
     evidence = dataclasses.replace(
-        read_evidence(layout, attempt, rc=rc, term=term, settled=settled),
+        read_evidence(layout, job.record, attempt, rc=rc, term=term, settled=settled, now=job.now),
         limit_passed=_limit_has_passed(environ, spec.cluster, job.now()),
     )
     if rc != 0 and not term and not ranks_were_started(layout.attempt(attempt)):
-        evidence = dataclasses.replace(evidence, controller_away=_is_away(scheduler))
-    history = read_history(layout, attempt)
+        is_away = _is_away(scheduler)
+        evidence = dataclasses.replace(
+            evidence,
+            controller_away=is_away,
+            start_forgotten=not is_away and _start_is_forgotten(job, attempt),
+        )
+    history = read_history(layout, job.record, attempt)
     decision = decide(history, evidence, rules)
-    if decision.cause in (CAUSE_FAILED, CAUSE_NEVER_RETRY) and not term:
-        in_grace = evidence.ranks_signalled
+    failed = decision.cause in (CAUSE_FAILED, CAUSE_NEVER_RETRY)
+    if (failed or (evidence.evicted and spec.health.probe == "always")) and not term:
+        from ftslurm.diagnosis.find import DEADLINE_S, IN_GRACE_S, find  # late: failures only
+
+        in_grace = failed and evidence.ranks_signalled  # an eviction signals them as well
         finding, why_none = find(
             layout,
             attempt,
@@ -174,7 +184,8 @@ def _decide(
             rc=rc,
             deadline_s=IN_GRACE_S if in_grace else DEADLINE_S,
         )
-        evidence = with_finding(evidence, finding, why_none)
+        told = with_finding(evidence, finding, why_none)
+        evidence = told if failed else dataclasses.replace(evidence, sick=told.sick)
         decision = decide(history, evidence, rules)
     if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, job.now()):
         evidence = dataclasses.replace(evidence, limit_is_near=True)
@@ -243,6 +254,17 @@ def _is_away(scheduler: Scheduler) -> bool:
         return False
 
 
+def _start_is_forgotten(job: OwnJob, attempt: int) -> bool:
+    """Whether slurmctld takes our job for one that waits, or took it for one when our srun asked:
+    it may have tried to start it again since, and mostly fails in that (`Duplicate jobid`)."""
+    if job.scheduler.job_state(job.job_id).is_waiting:
+        return True
+    from ftslurm.diagnosis.launcher_lines import launcher_lines  # late: most ranks are started
+
+    _, lines = launcher_lines(job.layout, attempt, read_attempt(job.layout, attempt))
+    return any(_REFUSAL in text for _, text, _ in lines)
+
+
 def _with_way_back(layout: RunLayout, decision: Decision) -> Decision:
     """A stop also says how the same run goes on: with its code and configuration as frozen."""
     if decision.action != STOP:
@@ -289,6 +311,7 @@ def _write_decision(
         "committed_digest": evidence.committed_digest,
         "signature": signature,
         "step": step,
+        "program_fault": evidence.finding.program_fault if evidence.finding else "",
         "first_failure": dataclasses.asdict(failure) if failure else None,
         "decided_at": now(),
     }

@@ -27,6 +27,11 @@ def how_it_stopped(evidence: Evidence, outcome: Outcome) -> str:
 
 
 def what_failed(evidence: Evidence) -> str:
+    doubt = evidence.finding.doubt if evidence.finding else ""
+    return f"{_what_failed(evidence)}; {doubt}" if doubt else _what_failed(evidence)
+
+
+def _what_failed(evidence: Evidence) -> str:
     said, finding = _said_by_ranks(evidence), evidence.finding
     if finding is None:
         missing = evidence.unclassified

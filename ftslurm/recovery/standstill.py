@@ -11,8 +11,8 @@ from typing import Any, Optional
 
 from ftslurm.diagnosis.causes import TIME_LIMIT
 from ftslurm.recovery.evidence import has_gone_on, read_decision, read_history
+from ftslurm.recovery.own_job import OwnJob
 from ftslurm.recovery.policy import CAUSE_ASKED, ENDED, PAUSED, STOP
-from ftslurm.recovery.successor import OwnJob
 from ftslurm.run.attempts import Attempt, claimed_numbers, read_attempt
 from ftslurm.run.spec import parse_time_s
 
@@ -29,7 +29,7 @@ def why_it_stands_still(job: OwnJob) -> Optional[str]:
     layout, spec = job.layout, job.record.spec
     enough = spec.recovery.max_failures + MORE_THAN_FAILURES
     numbers = claimed_numbers(layout)
-    if len(numbers) < enough or has_gone_on(layout, numbers[-1]):
+    if len(numbers) < enough or has_gone_on(layout, job.record, numbers[-1]):
         return None
     in_vain = _in_vain(job, numbers, enough)
     if len(in_vain) < enough:
@@ -46,7 +46,7 @@ def why_it_stands_still(job: OwnJob) -> Optional[str]:
 def _in_vain(job: OwnJob, numbers: list[int], enough: int) -> list[int]:
     """The newest attempts that have used their jobs up for nothing, newest first. One that failed
     is counted where failures are; any other end ends the row."""
-    history = {past.number: past for past in read_history(job.layout, numbers[-1])}
+    history = {past.number: past for past in read_history(job.layout, job.record, numbers[-1])}
     found: list[int] = []
     following: Optional[Attempt] = None  # None: it is to be claimed now
     for number in reversed(numbers):

@@ -8,73 +8,31 @@ same job makes two. Whether a run goes on is not decided here.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from collections.abc import Sequence
+from typing import Callable, Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.keep_out import keep_out_of_waiting, settle_exclusions
+from ftslurm.recovery.own_job import OwnJob, noted_ways
 from ftslurm.recovery.policy import ENDED, STOP
-from ftslurm.run.attempts import claimed_numbers, read_attempt, read_events, read_outcome
+from ftslurm.run.attempts import claimed_numbers, read_attempt, read_outcome
 from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, Job, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.record import RunRecord
-from ftslurm.scheduler.protocol import CommandMissing, QueuedJob, Scheduler
+from ftslurm.scheduler.protocol import CommandMissing, QueuedJob
 from ftslurm.scheduler.sbatch import (
     NotReachedError,
     RefusedError,
     UnclearError,
-    environment_of_job,
     frozen_arguments,
-    submit,
     with_excluded,
 )
-
-GAVE_WAY = "gave_way"
-"""Event of an attempt whose batch loop has cancelled its own job in favour of the successor."""
-
-RECENT_ATTEMPTS = 3
-"""In whose journals GAVE_WAY is looked for: who notes it may not see yet what was claimed last."""
 
 LONGEST_PAUSE_S = 5.0
 
 KEEP_OUT_S = 5.0
 """How long it is tried to change a waiting job, which looks at its nodes itself when it starts."""
-
-
-def submit_from_job(arguments: Sequence[str]) -> str:
-    """sbatch, in the environment that the batch shell above us was started with."""
-    return submit(arguments, environ=environment_of_job(os.getppid()))
-
-
-@dataclass(frozen=True)
-class OwnJob:
-    """The job we run in, its run, and the ways to act on both."""
-
-    layout: RunLayout
-    record: RunRecord
-    scheduler: Scheduler
-    job_id: str
-    restart_count: int = 0
-    submit: Callable[[Sequence[str]], str] = submit_from_job
-    now: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-
-    @classmethod
-    def of(
-        cls,
-        layout: RunLayout,
-        record: RunRecord,
-        scheduler: Scheduler,
-        environ: Mapping[str, str],
-    ) -> OwnJob:
-        """The job whose environment this is."""
-        restart_count = int(environ.get("SLURM_RESTART_COUNT") or 0)
-        return cls(layout, record, scheduler, scheduler.own_job_id(environ), restart_count)
 
 
 def note_own_job(job: OwnJob) -> None:
@@ -100,26 +58,9 @@ def reason_to_leave(job: OwnJob) -> Optional[str]:
     own = _own(job)
     if own is None or own.queued_by != BY_BATCH or own.after is None or _has_begun(job):
         return None
-    if not _noted_ways(job.layout, own.after) and job.scheduler.was_cancelled(own.after):
+    if not noted_ways(job.layout, own.after) and job.scheduler.was_cancelled(own.after):
         return f"somebody has cancelled job {own.after}, which this one was to follow"
     return None
-
-
-def has_given_way(job: OwnJob) -> bool:
-    """Whether our own job is, or is about to be, cancelled in favour of its successor. What it did
-    before Slurm queued it again does not count."""
-    counts = [event.get("restart_count") for event in _noted_ways(job.layout, job.job_id)]
-    return any(count in (None, job.restart_count) for count in counts)
-
-
-def _noted_ways(layout: RunLayout, job_id: str) -> list[dict[str, Any]]:
-    """The events by which this job has given way, in the newest attempts of whichever job."""
-    return [
-        event
-        for number in claimed_numbers(layout)[-RECENT_ATTEMPTS:]
-        for event in read_events(layout.attempt(number))
-        if event["kind"] == GAVE_WAY and event.get("job_id") == job_id
-    ]
 
 
 def order_to_act_on(layout: RunLayout, number: int) -> Optional[str]:

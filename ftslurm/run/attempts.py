@@ -64,6 +64,8 @@ class Attempt:
     """None: as in the spec (a record of an older ftslurm)."""
     world_size: Optional[int] = None
     """Ranks; fewer than the spec's where nodes were missing. None: as in the spec."""
+    raw_job_id: str = ""
+    """Slurm's number of the job, which an array task has beside its `70_1`; empty: not known."""
 
 
 def node_of(nodes: Sequence[str], rank: int, tasks_per_node: int) -> Optional[str]:
@@ -180,7 +182,7 @@ def append_event(
     """Add one event, e.g. `append_event(paths, "committed", step=40)`.
 
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
-    Kinds so far: claimed, restored, first_step, fell_back, rejected, signal, committed,
+    Kinds so far: claimed, preflight, restored, first_step, fell_back, rejected, signal, committed,
     save_failed, save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended, decided,
     requeue_asked, gave_way, told (people, of an event), asked (of a program's rank 0, to leave).
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ftslurm.run.spec import ClusterSpec
+from ftslurm.run.spec import ClusterSpec, RunSpec
 
 _OPTION = re.compile(r"--([a-z-]+)=(.*)", re.DOTALL)
 _COUNTS = re.compile(r"gpus(-per-[a-z]+)?")
@@ -22,6 +22,12 @@ def has_gpus(cluster: ClusterSpec) -> bool:
     if cluster.gpus_per_node or cluster.gpus_per_task:
         return True
     return any(asks_for_gpus(option) for option in [*cluster.sbatch, *cluster.srun])
+
+
+def ranks_use_gpus(spec: RunSpec) -> bool:
+    """Whether the ranks compute on GPUs, wherever they can be used at all."""
+    backend = spec.parallel.backend
+    return backend == "nccl" or (backend != "gloo" and has_gpus(spec.cluster))
 
 
 def asks_for_gpus(option: str) -> bool:

@@ -56,6 +56,11 @@ class AttemptLayout:
         return self.root / "decision.json"
 
     @property
+    def preflight_json(self) -> Path:
+        """What a trial of the nodes before the ranks has found, where there was one."""
+        return self.root / "preflight.json"
+
+    @property
     def progress_json(self) -> Path:
         return self.root / "progress.json"
 
@@ -71,6 +76,11 @@ class AttemptLayout:
     def ranks(self) -> Path:
         """One small error record per failed rank: rank-00003.json."""
         return self.root / "ranks"
+
+    @property
+    def looks(self) -> Path:
+        """How each node found its own health when the attempt had failed: NODE.json."""
+        return self.root / "evidence" / "health"
 
     @property
     def modules_json(self) -> Path:

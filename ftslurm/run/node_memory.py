@@ -20,9 +20,14 @@ FAULT = "fault"
 EXCLUDED = "excluded"
 """Decided: no further attempt is placed on it."""
 READMITTED = "readmitted"
-"""Decided: it may be used again, and what was known of it no longer counts."""
+"""It may be used again, and what was known of it no longer counts: the run could not do without it,
+or, with the cause BY_PERSON, somebody has said so."""
 RETURNED = "returned"
 """Slurm gave the run this node, which it must not use, and the allocation was given back."""
+
+
+BY_PERSON = "by_person"
+"""Cause of a READMITTED."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class NodeEvent:
     attempt: int
     """The newest attempt then; 0: none had begun."""
     cause: str = ""
-    """A word of diagnosis/causes.py, where there is one."""
+    """A word of diagnosis/causes.py, or BY_PERSON, where there is one."""
     why: str = ""
     """One sentence."""
 
@@ -49,10 +54,10 @@ def note_node(
     why: str = "",
     now: Callable[[], float] = time.time,
 ) -> bool:
-    """Add one event; False when this attempt has it already, so that whoever is not sure that
-    another has noted it may note it again."""
+    """Add one event; False when this attempt has blamed the node so already, so that whoever is not
+    sure that another has noted it may note it again."""
     known = {(event.kind, event.node, event.attempt) for event in read_node_events(layout)}
-    if kind != RETURNED and (kind, node, attempt) in known:
+    if kind in (FAULT, EXCLUDED) and (kind, node, attempt) in known:
         return False
     event = NodeEvent(now(), kind, node, attempt, cause, why)
     append_record(layout.nodes_jsonl, dataclasses.asdict(event))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from ftslurm.errors import SpecError
+from ftslurm.health.settings import HealthSettings
 
 # `1-05:30` is refused, not guessed at: Slurm reads hours and minutes there.
 _TIME = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
@@ -230,6 +231,8 @@ class RecoverySpec:
     max_node_faults: int = 1
     """Faults of one node after which no further attempt of the run is placed on it; 0: none is ever
     excluded."""
+    node_fault_days: float = 7.0
+    """So long a fault, or a decision to keep off a node, counts; 0: for good."""
     backoff_s: float = 5.0
     """Wait before the next attempt after the second failure in a row, doubled with each further
     one; none after a preemption or a time limit. 0: never wait."""
@@ -313,6 +316,7 @@ class RunSpec:
     optim: OptimSpec = field(default_factory=OptimSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
+    health: HealthSettings = field(default_factory=HealthSettings)
     user: dict[str, Any] = field(default_factory=dict)
     """Free values for a loop of your own; reach it as `session.spec.user`."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from ftslurm.errors import SpecError
+from ftslurm.health.settings import check_settings
 from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, RunSpec, parse_time_s
 
 WITH_BUDGET = (
@@ -90,6 +91,7 @@ def check(spec: RunSpec) -> None:
         )
     _check_time(spec.cluster)
     _check_recovery(spec)
+    check_settings(spec.health)
 
 
 def _check_recovery(spec: RunSpec) -> None:
@@ -103,6 +105,7 @@ def _check_recovery(spec: RunSpec) -> None:
         {
             "recovery.max_failures": recovery.max_failures,
             "recovery.max_node_faults": recovery.max_node_faults,
+            "recovery.node_fault_days": recovery.node_fault_days,
             "recovery.backoff_s": recovery.backoff_s,
             "recovery.backoff_max_s": recovery.backoff_max_s,
             "recovery.hang_floor_s": recovery.hang_floor_s,

@@ -1,8 +1,8 @@
 """`ftslurm status RUN`: where a run stands and what happened to it, attempt by attempt.
 
-Reads the run directory only: no Slurm command, nothing written, so that it may be asked at any time
-from anywhere. What only Slurm knows (is the job still queued?) it does not guess. `--json` carries
-every number that is printed, the same.
+Reads the run directory and writes nothing, so that it may be asked at any time from anywhere. Slurm
+is asked one thing only, and only where the run waits: whether its job is held, which no time mends.
+What else only Slurm knows is not guessed. `--json` carries every number that is printed, the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from ftslurm.errors import EXIT_OK
 from ftslurm.run.attempt_story import AttemptStory
@@ -22,6 +22,11 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory, read_story
 from ftslurm.run.timeline import ASKED, LAST_WORD, Timeline
 
+if TYPE_CHECKING:
+    from ftslurm.operate.held import Held
+
+WAITING = ("never started", "waiting", "quiet")
+"""States of a run whose job may be in the queue."""
 TRACEBACK_LINES = 8
 
 PART_WORDS = {
@@ -50,11 +55,22 @@ def main(argv: Optional[list[str]] = None) -> int:
     story = read_story(layout, now=now)
     if options.attempt is not None:
         print(_one_attempt(layout, story, options.attempt, as_json=options.json))  # noqa: T201
-    elif options.json:
-        print(_json(dataclasses.asdict(story)))  # noqa: T201
+        return EXIT_OK
+    held = _held(layout, story)
+    if options.json:
+        told = None if held is None else dataclasses.asdict(held)
+        print(_json({**dataclasses.asdict(story), "held": told}))  # noqa: T201
     else:
-        print(render_story(story, now=now))  # noqa: T201
+        print(render_story(story, now=now, held=held.sentence if held else ""))  # noqa: T201
     return EXIT_OK
+
+
+def _held(layout: RunLayout, story: RunStory) -> Optional[Held]:
+    if story.state not in WAITING:
+        return None
+    from ftslurm.operate.held import look_for_hold  # late: a run mostly trains, or is over
+
+    return look_for_hold(layout.root)
 
 
 def _one_attempt(layout: RunLayout, story: RunStory, number: int, *, as_json: bool) -> str:
@@ -71,12 +87,16 @@ def _json(record: dict[str, object]) -> str:
     return json.dumps({"schema_version": 1, **record}, indent=1, sort_keys=True)
 
 
-def render_story(story: RunStory, *, now: float) -> str:
+def render_story(story: RunStory, *, now: float, held: str = "") -> str:
     lines = [f"{story.run_id}: {_headline(story, now)}"]
+    if held:
+        lines.append(f"held: {held}")
     if story.storage:
         lines.append(f"storage: {story.storage}")
     lines.extend(_program_lines(story) if story.program else _training_lines(story))
     lines.extend(f"excluded node {node}: {why}" for node, why in story.excluded.items())
+    if story.excluded:
+        lines.append("`ftslurm resume RUN --readmit NODE` has the run use such a node again")
     lines.extend(f"quarantined {item.name}: {item.reason}" for item in story.put_aside)
     hidden = len(story.quarantined) - len(story.put_aside)
     if hidden:

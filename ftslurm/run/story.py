@@ -93,7 +93,7 @@ def read_story(layout: RunLayout, *, now: float) -> RunStory:
         attempts=attempts,
         storage=storage_trouble(layout, attempts[-1].number) if attempts else None,
         put_aside=[_put_aside(layout, name) for name in quarantined[-_QUARANTINED_TOLD:]],
-        excluded=_excluded(layout, run),
+        excluded=_excluded(layout, run, now),
     )
 
 
@@ -160,13 +160,15 @@ def _put_aside(layout: RunLayout, name: str) -> Quarantined:
     return Quarantined(name, reason)
 
 
-def _excluded(layout: RunLayout, run: dict[str, Any]) -> dict[str, str]:
+def _excluded(layout: RunLayout, run: dict[str, Any], now: float) -> dict[str, str]:
     events = read_node_events(layout)
     # A run on this machine has no other to go to.
     if not events or run.get("scheduler") == "local":
         return {}
-    from ftslurm.recovery.exclusion import excluded_now  # late: most runs have had no bad node
+    # Late: most runs have had no bad node.
+    from ftslurm.recovery.exclusion import excluded_now, still_counting
 
-    limit = run["spec"].get("recovery", {}).get("max_node_faults", 1)
-    found = excluded_now(events, max_node_faults=limit)
+    rules = run["spec"].get("recovery", {})
+    counting = still_counting(events, fault_days=rules.get("node_fault_days", 7.0), now=now)
+    found = excluded_now(counting, max_node_faults=rules.get("max_node_faults", 1))
     return {one.node: f"since attempt {one.attempt}, {one.why}" for one in found}

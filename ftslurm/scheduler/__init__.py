@@ -29,6 +29,8 @@ def open_scheduler(name: str, *, run_dir: Optional[Path] = None) -> Scheduler:
 def read_end_time(scheduler: Scheduler, environ: Mapping[str, str]) -> Optional[float]:
     """UTC seconds at which the job we run in will be ended; None when nobody can say just now."""
     try:
+        if not scheduler.controller_alive():  # asked first: it answers at once
+            return None
         return scheduler.end_time(scheduler.own_job_id(environ))
     except SchedulerError:
         return None

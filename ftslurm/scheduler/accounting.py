@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.hostlist import compress
+from ftslurm.scheduler.job_table import JobRun, Table, at, known_fields
 from ftslurm.scheduler.protocol import CLOCKS_S
 from ftslurm.scheduler.slurm import Runner, run_command
 
@@ -27,44 +28,9 @@ DELIMITER = "^|^"
 # FailedNode is of 23.02, Restarts of 24.11.
 FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "Reason", "FailedNode", "Restarts")
 
-_STAMP = "%Y-%m-%dT%H:%M:%S"
-_CODE = re.compile(r"(\d+):(\d+)")
 _NODE_NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\bState=(\S+)")
 _REASON = re.compile(r"\bReason=(.*?)(?: \[([^\[\]\s@]+)@(\S+?)\])?\s*$")
-_NOTHING = ("", "None", "Unknown", "(null)")
-
-
-@dataclass(frozen=True)
-class StepRow:
-    step_id: str
-    """`118.0`, `118.batch`"""
-    state: str
-    code: Optional[int]
-    signal: Optional[int]
-    end_at: Optional[float]
-
-
-@dataclass(frozen=True)
-class JobRun:
-    """One run of a job: from a start, or a wait for it, to its end or requeue."""
-
-    job_id: str
-    state: str
-    """First word, e.g. CANCELLED; REQUEUED and PREEMPTED end a run, not the job."""
-    cancelled_by: Optional[int]
-    """User id; None: it was not cancelled, or Slurm does not say by whom."""
-    code: Optional[int]
-    """Of the batch script. None: not known. Below 25.11 a code of 128 or more is printed less 128.
-    """
-    signal: Optional[int]
-    start_at: Optional[float]
-    end_at: Optional[float]
-    failed_node: Optional[str]
-    reason: str
-    """Why it waited before this run: no reason for its end."""
-    restarts: Optional[int]
-    steps: list[StepRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -133,22 +99,7 @@ def read_nodes(
 
 
 def parse_runs(text: str, names: Sequence[str]) -> list[JobRun]:
-    runs: list[JobRun] = []
-    for line in text.splitlines():
-        values = line.split(DELIMITER)
-        if len(values) != len(names):
-            continue
-        row = dict(zip(names, values))
-        if "." in row["JobID"]:
-            if runs:
-                runs[-1].steps.append(_step(row))
-            continue
-        if runs and runs[-1].state == "RESIZING":
-            # A job that lost a node goes on under a second row: still the same run.
-            runs[-1] = replace(_job(row), steps=runs[-1].steps, start_at=runs[-1].start_at)
-        else:
-            runs.append(_job(row))
-    return runs
+    return list(Table(names, DELIMITER).runs(text.split("\n")))
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
@@ -163,7 +114,7 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
             name[1],
             state[1],
             reason[1].strip() if reason else "",
-            _at(reason[3] or "") if reason else None,
+            at(reason[3] or "") if reason else None,
         )
     return found
 
@@ -173,52 +124,4 @@ def _known_fields(run: Runner, timeout_s: float) -> Optional[list[str]]:
         done = run(["sacct", "--helpformat"], timeout_s)
     except SchedulerError:
         return None
-    known = set(done.stdout.split())
-    names = [name for name in FIELDS if name in known]
-    return names if done.rc == 0 and {"JobID", "State", "ExitCode"} <= set(names) else None
-
-
-def _job(row: dict[str, str]) -> JobRun:
-    state, code, number = _end(row)
-    _, _, who = row["State"].partition(" by ")
-    restarts = row.get("Restarts", "")
-    return JobRun(
-        job_id=row["JobID"],
-        state=state,
-        cancelled_by=int(who) if who.isdigit() else None,
-        code=code,
-        signal=number,
-        start_at=_at(row.get("Start", "")),
-        end_at=_at(row.get("End", "")),
-        failed_node=_text(row.get("FailedNode", "")) or None,
-        reason=_text(row.get("Reason", "")),
-        restarts=int(restarts) if restarts.isdigit() else None,
-    )
-
-
-def _step(row: dict[str, str]) -> StepRow:
-    state, code, number = _end(row)
-    return StepRow(row["JobID"], state, code, number, _at(row.get("End", "")))
-
-
-def _end(row: dict[str, str]) -> tuple[str, Optional[int], Optional[int]]:
-    """State, exit code and signal."""
-    state = (row["State"].split() or [""])[0]
-    found = _CODE.fullmatch(row["ExitCode"])
-    code, number = (int(found[1]), int(found[2])) if found else (None, None)
-    # Of a job that runs, and for some seconds after slurmdbd has come back (seen), 0:0 is no code.
-    if state in ("RUNNING", "PENDING", "RESIZING") or (state == "FAILED" and not (code or number)):
-        code = number = None
-    return state, code, number
-
-
-def _text(value: str) -> str:
-    return "" if value.strip() in _NOTHING or "assigned" in value else value.strip()
-
-
-def _at(stamp: str) -> Optional[float]:
-    """Slurm prints the local time of whoever asks."""
-    try:
-        return time.mktime(time.strptime(stamp, _STAMP))
-    except ValueError:
-        return None
+    return known_fields(done.stdout, FIELDS) if done.rc == 0 else None

@@ -1,5 +1,6 @@
 """The argv that starts one process a rank, or one a node, under Slurm and on this machine. Pure.
-Also those of the node agents, under Slurm only, and of the standbys.
+Also those of the standbys and, under Slurm only, of the node agents, a preflight and looks at
+nodes' health.
 
 What is to run is appended by the renderer. Nothing here runs a command or knows what a rank does.
 """
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.health.settings import HealthSettings
 from ftslurm.run.spec import ClusterSpec, RecoverySpec
 
 LOGS = "@LOGS@"
@@ -58,12 +60,43 @@ def ranks_argv(
         ]
     return [
         *_srun(cluster, recovery, ranks=True),
-        # 22.05 and 23.02 do not take it over from the job.
-        f"--cpus-per-task={cluster.cpus_per_task}",
-        *_binding(cluster),
+        # Slurm's default leaves the peers of a dead task hanging.
+        "--kill-on-bad-exit=1",
         # Unset, the site's WaitTime would kill the peers of a rank that ended well early.
         f"--wait={cluster.wait_s}",
         f"--output={LOGS}/rank-%t.log",
+        *_as_rank(cluster, run_dir, workdir, code),
+    ]
+
+
+def preflight_argv(
+    cluster: ClusterSpec,
+    recovery: RecoverySpec,
+    health: HealthSettings,
+    *,
+    run_dir: Path,
+    workdir: Optional[Path] = None,
+    code: Sequence[Path] = (),
+) -> list[str]:
+    """Starts a process in the place of each rank, as the rank would be; one that ends, ends no
+    other. Empty where there is never one, and on this machine, in whose place there is no other."""
+    if cluster.scheduler == "local" or health.preflight == "never":
+        return []
+    return [
+        *_srun(cluster, recovery, ranks=True),
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        *_as_rank(cluster, run_dir, workdir, code),
+    ]
+
+
+def _as_rank(
+    cluster: ClusterSpec, run_dir: Path, workdir: Optional[Path], code: Sequence[Path]
+) -> list[str]:
+    return [
+        # 22.05 and 23.02 do not take it over from the job.
+        f"--cpus-per-task={cluster.cpus_per_task}",
+        *_binding(cluster),
         *_container(cluster, run_dir, workdir or run_dir / "code", code),
         *cluster.srun,
     ]
@@ -73,7 +106,8 @@ def nodes_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
     """Starts one process on every node that ranks run on; its output is the batch script's."""
     if cluster.scheduler == "local":
         return []
-    return [*_srun(cluster, recovery, ranks=False), *_options({"mpi": cluster.mpi}), "--wait=0"]
+    ends_together = ["--kill-on-bad-exit=1", "--wait=0"]
+    return [*_srun(cluster, recovery, ranks=False), *ends_together, *_options({"mpi": cluster.mpi})]
 
 
 def agents_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
@@ -85,7 +119,7 @@ def agents_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
         # attempt.
         *("env", "-u", "SLURM_GPUS", "-u", "SLURM_GPUS_PER_NODE", "-u", "SLURM_GPUS_PER_TASK"),
         *("-u", "FTSLURM_ATTEMPT"),
-        *_beside(cluster, "agents"),
+        *_beside(cluster.nodes + cluster.spares, "agents"),
         "--export=ALL",
         "--gres=none",
         "--mpi=none",
@@ -102,7 +136,7 @@ def standbys_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
         return of_no_attempt
     return [
         *of_no_attempt,
-        *_beside(cluster, "standby"),
+        *_beside(cluster.nodes + cluster.spares, "standby"),
         f"--cpus-per-task={cluster.tasks_per_node * cluster.cpus_per_task}",
         # A rank with another environment than its standby starts cold.
         f"--export={cluster.export}",
@@ -110,10 +144,18 @@ def standbys_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
     ]
 
 
-def _beside(cluster: ClusterSpec, name: str) -> list[str]:
-    """One process on every node beside the ranks: it takes nothing from them, and lives on when a
-    node is lost or another one ends."""
-    nodes = cluster.nodes + cluster.spares
+def looks_argv(cluster: ClusterSpec, nodes: Sequence[str]) -> list[str]:
+    """Starts one process on each of these nodes of the job, with the job's GPUs in its sight: a
+    step without `--gres` has them all. Empty on this machine, where nothing is to start it."""
+    if cluster.scheduler == "local":
+        return []
+    where = f"--nodelist={','.join(nodes)}"
+    return [*_beside(len(nodes), "health"), where, "--export=ALL", "--mpi=none"]
+
+
+def _beside(nodes: int, name: str) -> list[str]:
+    """One process a node beside the ranks: it takes nothing from them, and lives on when a node is
+    lost or another one ends."""
     return [
         "srun",
         f"--job-name={name}",
@@ -144,8 +186,6 @@ def _srun(cluster: ClusterSpec, recovery: RecoverySpec, *, ranks: bool) -> list[
         *_overlap(cluster, recovery),
         # A site or a user may have set SLURM_EXPORT_ENV or SBATCH_EXPORT to NONE.
         f"--export={cluster.export}",
-        # Slurm's default leaves the peers of a dead task hanging.
-        "--kill-on-bad-exit=1",
     ]
 
 

@@ -27,7 +27,7 @@ from ftslurm.scheduler import local_state
 from ftslurm.scheduler.launch import KILL_WAIT_S
 from ftslurm.scheduler.local_state import CANCEL, HOLD, REQUEUE, LocalJob, read_job, write_job
 from ftslurm.scheduler.process import ProcessName, die_with_parent
-from ftslurm.scheduler.protocol import UNKNOWN, JobState, QueuedJob, Site
+from ftslurm.scheduler.protocol import UNKNOWN, JobState, NodeNeed, QueuedJob, Site
 
 REQUEUE_DELAY_S = 1.0
 _TICK_S = 0.1
@@ -69,12 +69,13 @@ class LocalScheduler:
         job = self._job(job_id)
         if job is None:
             return JobState(UNKNOWN, "the job has not begun")
-        state = JobState(job.word, job.reason)
-        if not state.is_ended and not job.runner.is_alive:
-            return JobState(
-                "FAILED", f"the process that ran the script (pid {job.runner_pid}) died"
-            )
-        return state
+        if not JobState(job.word).is_ended and not job.runner.is_alive:
+            job = self._job(job_id) or job  # it may have written its last word since
+            if not JobState(job.word).is_ended:
+                return JobState(
+                    "FAILED", f"the process that ran the script (pid {job.runner_pid}) died"
+                )
+        return JobState(job.word, job.reason)
 
     def end_time(self, job_id: str) -> Optional[float]:
         job = self._job(job_id)
@@ -136,7 +137,7 @@ class LocalScheduler:
     def waiting(self, script: Path) -> list[QueuedJob]:
         return []  # a run's one job here has no successor
 
-    def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
+    def serving_nodes(self, partition: Optional[str], need: NodeNeed) -> Optional[list[str]]:
         return None
 
     def all_nodes(self) -> Optional[list[str]]:

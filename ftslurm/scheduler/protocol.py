@@ -103,6 +103,17 @@ class QueuedJob:
 
 
 @dataclass(frozen=True)
+class NodeNeed:
+    """What a job asks of each of its nodes."""
+
+    features: str = ""
+    """As sbatch --constraint takes them."""
+    gpus: int = 0
+    memory: str = ""
+    """As sbatch --mem takes it."""
+
+
+@dataclass(frozen=True)
 class Site:
     """What the site's settings mean for a run; frozen into run.json at submit."""
 
@@ -217,10 +228,9 @@ class Scheduler(Protocol):
     def waiting(self, script: Path) -> list[QueuedJob]:
         """The waiting jobs of this user that were given this batch script."""
 
-    def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
+    def serving_nodes(self, partition: Optional[str], need: NodeNeed) -> Optional[list[str]]:
         """The nodes of a partition that could serve a job, now or when other jobs have ended: up,
-        not drained, with the features it asks for (as sbatch --constraint takes them); None: nobody
-        can say just now."""
+        not drained, with what it needs; None: nobody can say just now."""
 
     def all_nodes(self) -> Optional[list[str]]:
         """The nodes that there are, in whatever state; None: nobody can say just now."""

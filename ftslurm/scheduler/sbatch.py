@@ -27,6 +27,9 @@ _FOREIGN = ("SBATCH_", "SLURM_", "SRUN_", "PMIX_", "SUBMITIT_")
 # Set by Slurm for the GPUs of one job (gres.c); the next job has GPUs of its own, or none.
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
             "ZE_AFFINITY_MASK")  # fmt: skip
+# Exported by the batch script (train.sbatch.j2): of this job and attempt, whoever of it asks.
+_SCRIPTS = ("FTSLURM_RUN_DIR", "FTSLURM_TASKS_PER_NODE", "FTSLURM_JOB_ID", "FTSLURM_ATTEMPT",
+            "FTSLURM_STOP_AT", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 # What Slurm says when the answer to a request that went out is lost (slurm_errno.c): the controller
 # may have taken the job. `connect failure` is not among them: nothing went out.
@@ -63,16 +66,16 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def environment_of_job(parent: int) -> dict[str, str]:
-    """What the batch shell `parent` was started with: as the run's first job had it, before the
-    script's own exports and cluster.setup."""
+def environment_of_job(pid: int) -> dict[str, str]:
+    """What the process `pid` of this job was started with, for the run's next job: the batch shell,
+    as the first job had it, or what the shell has started, less what it exports itself."""
     try:
-        words = Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         pairs = [os.fsdecode(word).partition("=") for word in words if b"=" in word]
         found = {name: value for name, _, value in pairs}
     except OSError:
         found = dict(os.environ)
-    return {name: value for name, value in found.items() if name not in _DEVICES}
+    return {name: value for name, value in found.items() if name not in _DEVICES + _SCRIPTS}
 
 
 def submit(arguments: Sequence[str], *, environ: Optional[Mapping[str, str]] = None) -> str:

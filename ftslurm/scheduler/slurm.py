@@ -21,6 +21,7 @@ from ftslurm.scheduler.protocol import (
     UNKNOWN,
     CommandMissing,
     JobState,
+    NodeNeed,
     QueuedJob,
     RequeueImpossible,
     Site,
@@ -80,17 +81,22 @@ Runner = Callable[[list[str], float], Completed]
 """(argv, timeout in seconds) -> Completed; SchedulerError when it cannot be run."""
 
 
-def run_command(argv: list[str], timeout_s: float) -> Completed:
+def clean_environment() -> dict[str, str]:
+    """Ours, less what would change what Slurm's commands print."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     environ.pop("SLURM_TIME_FORMAT", None)
     environ["LC_ALL"] = "C"
+    return environ
+
+
+def run_command(argv: list[str], timeout_s: float) -> Completed:
     try:
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
-            env=environ,
+            env=clean_environment(),
             check=False,
             text=True,
             errors="replace",
@@ -251,7 +257,7 @@ class SlurmScheduler:
         argv = ["squeue", "--noheader", "--me", "--states=PENDING", f"--format={QUEUED_FORMAT}"]
         return parse_queued(self._checked(argv), str(script))
 
-    def serving_nodes(self, partition: Optional[str], features: str) -> Optional[list[str]]:
+    def serving_nodes(self, partition: Optional[str], need: NodeNeed) -> Optional[list[str]]:
         argv = ["sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"]
         try:
             if not self.controller_alive():
@@ -259,7 +265,7 @@ class SlurmScheduler:
             shown = self._checked([*argv, *([f"--partition={partition}"] if partition else [])])
         except SchedulerError:
             return None
-        return parse_serving(shown, features)
+        return parse_serving(shown, need)
 
     def all_nodes(self) -> Optional[list[str]]:
         # --all: those of partitions that are hidden from this user too.

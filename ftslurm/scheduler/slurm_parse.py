@@ -12,13 +12,23 @@ from collections.abc import Mapping
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.protocol import STATE_WORDS, UNKNOWN, JobState, QueuedJob, Site
+from ftslurm.scheduler.protocol import (
+    STATE_WORDS,
+    UNKNOWN,
+    JobState,
+    NodeNeed,
+    QueuedJob,
+    Site,
+)
 
 Version = tuple[int, int, int]
 
 _VERSION = re.compile(r"\b(\d{2})\.(\d{2})(?:\.(\d+))?")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
 _SECONDS = re.compile(r"(\d+)\s*(?:sec)?")
+# The last number counts: a type may begin with one (`gpu:1g.10gb:7`, MIG).
+_GPU_COUNT = re.compile(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d+)(?=[,(]|$)")
+_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 JOB_FORMAT = "%T|%r|%e"
@@ -27,8 +37,8 @@ JOB_FORMAT = "%T|%r|%e"
 QUEUED_FORMAT = "%i|%E|%o"
 """squeue -o: job id, what it waits for, path of its script; only the last may hold a `|`."""
 
-NODE_FORMAT = "%N|%T|%f"
-"""sinfo -N -o: name, state, features."""
+NODE_FORMAT = "%N|%T|%f|%G|%m"
+"""sinfo -N -o: name, state, features, gres, memory in MB."""
 
 # sinfo's long words (node_state_string) for nodes that no job comes to; a `*` behind any word says
 # that the node does not answer, a `$` that it is in maintenance.
@@ -66,20 +76,34 @@ def parse_queued(text: str, script: str) -> list[QueuedJob]:
     ]
 
 
-def parse_serving(text: str, features: str) -> list[str]:
+def parse_serving(text: str, need: NodeNeed) -> list[str]:
     """Names of the nodes of `sinfo -h -N -o NODE_FORMAT` that jobs come to, those only that have
-    all `features`. What is more than words with `&` between them cannot be told from here: then
-    all nodes count."""
-    wanted = set(features.split("&")) if re.fullmatch(r"[\w.&-]+", features) else set()
+    what is needed. Of features, what is more than words with `&` between them cannot be told from
+    here: then all nodes count."""
+    wanted = set(need.features.split("&")) if re.fullmatch(r"[\w.&-]+", need.features) else set()
+    memory_mb = _memory_mb(need.memory)
     found: dict[str, None] = {}
     for line in text.splitlines():
-        name, _, rest = line.strip().partition("|")
-        state, _, has = rest.partition("|")
+        name, state, features, gres, has_mb = [*line.strip().split("|"), "", "", "", ""][:5]
         word = state.rstrip("*~#!%$@^-+")
         is_away = word in _OUT_OF_SERVICE or "*" in state or "$" in state
-        if name and not is_away and wanted <= set(has.split(",")):
+        has_all = wanted <= set(features.split(",")) and _gpus(gres) >= need.gpus
+        if name and not is_away and has_all and _memory_mb(has_mb) >= memory_mb:
             found[name] = None  # a node of two partitions is listed twice
     return list(found)
+
+
+def _gpus(gres: str) -> int:
+    """Of `gpu:h100:8(S:0-1),nic:2`, any type of them."""
+    return sum(int(count) for count in _GPU_COUNT.findall(gres))
+
+
+def _memory_mb(text: str) -> int:
+    """Of sbatch's `64G`, MB without a letter; 0 for what says nothing of how much."""
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        return 0
+    return int(int(match[1]) * 1024.0 ** "KMGT".index((match[2] or "M").upper()) / 1024)
 
 
 def parse_end_time(text: str) -> Optional[float]:

@@ -152,7 +152,8 @@ def _sentence(error: BaseException) -> str:
     return (f"`{key}`: " if key else "") + body + (f" ({first})" if first else "")
 
 
-_FREE_NAMES = ("user.", "cluster.env.", "recovery.budgets.", "recovery.phase_limit_s.")
+_FREE_NAMES = ("user.", "cluster.env.", "recovery.budgets.", "recovery.phase_limit_s.",
+               "health.limits.")  # fmt: skip
 """Keys of tables; which names these take is the spec's to say (spec_check.py)."""
 
 

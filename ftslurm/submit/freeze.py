@@ -19,14 +19,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from ftslurm.errors import SpecError
 from ftslurm.files import fsync_folder, write_atomic, write_json
 from ftslurm.node.environment import find_environment
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import LIVE, ClusterSpec, RunSpec, parse_time_s, to_dict
-from ftslurm.scheduler.launch import agents_argv, nodes_argv, ranks_argv, standbys_argv
+from ftslurm.scheduler.launch import (
+    agents_argv,
+    nodes_argv,
+    preflight_argv,
+    ranks_argv,
+    standbys_argv,
+)
 from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.submit.continue_by import named, requeue_option, settle_continue_by
 from ftslurm.submit.dataset import Dataset, Wanted, prepare_dataset, wanted_dataset
@@ -117,6 +123,11 @@ def plan_run(
     continue_by = settle_continue_by(spec, site)
     paths = python_path(spec, layout, snapshot)
     live_folder = folder.resolve() if spec.code == LIVE else None
+    ranks_at: dict[str, Any] = {
+        "run_dir": layout.root,
+        "workdir": live_folder,
+        "code": live_code(spec, snapshot.root, paths),
+    }
     script = render_script(
         spec,
         requeue=requeue_option(continue_by, site),
@@ -125,14 +136,8 @@ def plan_run(
         python=python,
         python_path=paths,
         live_folder=live_folder,
-        launch=ranks_argv(
-            spec.cluster,
-            spec.recovery,
-            python=python,
-            run_dir=layout.root,
-            workdir=live_folder,
-            code=live_code(spec, snapshot.root, paths),
-        ),
+        launch=ranks_argv(spec.cluster, spec.recovery, python=python, **ranks_at),
+        preflight=preflight_argv(spec.cluster, spec.recovery, spec.health, **ranks_at),
         on_nodes=nodes_argv(spec.cluster, spec.recovery),
         agents=agents_argv(spec.cluster, spec.recovery),
         standbys=standbys_argv(spec.cluster, spec.recovery),

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run's name: it becomes part of a folder's name and of a comment in the script."""
 
+_TRY, _TRIAL = '"$python" -m ftslurm.node.preflight', "ftslurm.train.preflight"
+"""On the batch node, and in the place of each rank."""
+
 RUN_DIR = "{run_dir}"
 """Stands in cluster.container for the run directory."""
 
@@ -43,11 +46,12 @@ def render_script(
     on_nodes: Sequence[str] = (),
     agents: Sequence[str] = (),
     standbys: Sequence[str] = (),
+    preflight: Sequence[str] = (),
     environment: Optional[Environment] = None,
     live_folder: Optional[Path] = None,
 ) -> str:
     """Text of RUN/submit/train.sbatch. `launch`: argv that starts all ranks, `on_nodes`: one that
-    starts a process a node, `agents` and `standbys`: those that start these (all of
+    starts a process a node, `agents`, `standbys` and `preflight`: those that start these (all of
     scheduler/launch.py). `requeue`: sbatch's option that lets the job be queued again, or not.
     `live_folder`: where code=live runs."""
     check_values(spec, run_dir)
@@ -56,22 +60,15 @@ def render_script(
     own = replaced(rank_python(cluster, python, environment))
     interpreter = "python" if own == python else "rank_python"
     is_inside = bool(cluster.container or cluster.container_image)
+    inside = _inside([replaced(word) for word in cluster.container])
     text: str = _template().render(
-        nodes=cluster.nodes + cluster.spares,
+        **_job(cluster),
         # A job that has agents, who notice it, outlives the loss of a node.
         no_kill=bool(agents) and cluster.nodes + cluster.spares > 1,
-        wants_nodes=any(NODES in word for word in launch),
-        wants_count=any(COUNT in word for word in launch),
-        tasks_per_node=cluster.tasks_per_node,
-        cpus_per_task=cluster.cpus_per_task,
-        # Asked for by node in any case: --gpus-per-task of a job needs a number of tasks, which
-        # one with spares does not have.
-        gpus_per_node=cluster.gpus_per_node or cluster.gpus_per_task * cluster.tasks_per_node,
-        mem=cluster.mem,
-        time=cluster.time,
+        # Words that are read by their place: the last one needs those before it.
+        wants_nodes=bool(preflight) or any(NODES in word for word in launch),
+        wants_count=bool(preflight) or any(COUNT in word for word in launch),
         requeue=requeue,
-        signal=cluster.signal,
-        signal_lead_s=cluster.signal_lead_s,
         run_id=run_id,
         run_dir=shlex.quote(str(run_dir)),
         python_path=shlex.quote(":".join(map(str, python_path))),
@@ -83,14 +80,31 @@ def render_script(
         agents=agents and _lines(agents, '"$python" -m ftslurm.agent "$FTSLURM_RUN_DIR"'),
         unpack=_unpack(on_nodes, environment, None if is_inside else own),
         standby=standbys and _lines(standbys, _module(interpreter, standby_modules(spec))),
-        ranks=_ranks(
+        preflight=preflight and _lines(_TRY, preflight, *inside, _module(interpreter, [_TRIAL])),
+        ranks=_lines(
             launch,
-            [replaced(word) for word in cluster.container],
-            _module(interpreter, rank_modules(spec)),
+            *inside,
+            f'{_module(interpreter, rank_modules(spec))} "$FTSLURM_RUN_DIR/submit"',
             '2>&"$launcher"' if agents else "",
         ),
     )
     return text
+
+
+def _job(cluster: ClusterSpec) -> dict[str, object]:
+    """What the job is asked for by lines of the script."""
+    return {
+        "nodes": cluster.nodes + cluster.spares,
+        "tasks_per_node": cluster.tasks_per_node,
+        "cpus_per_task": cluster.cpus_per_task,
+        # Asked for by node in any case: --gpus-per-task of a job needs a number of tasks, which
+        # one with spares does not have.
+        "gpus_per_node": cluster.gpus_per_node or cluster.gpus_per_task * cluster.tasks_per_node,
+        "mem": cluster.mem,
+        "time": cluster.time,
+        "signal": cluster.signal,
+        "signal_lead_s": cluster.signal_lead_s,
+    }
 
 
 def _template() -> Template:
@@ -200,11 +214,9 @@ def _module(interpreter: str, words: Sequence[str]) -> str:
     return f'"${interpreter}" -u -m {shlex.join(words)}'
 
 
-def _ranks(launch: Sequence[str], container: Sequence[str], module: str, errors: str) -> str:
-    rank = f'{module} "$FTSLURM_RUN_DIR/submit"'
-    if not container:
-        return _lines(launch, rank, errors)
-    return _lines([*launch], '"$python" -m ftslurm.node.prefix', container, rank, errors)
+def _inside(container: Sequence[str]) -> list[Union[str, Sequence[str]]]:
+    """What stands before a rank's command, for it to be within reach of signals in there."""
+    return ['"$python" -m ftslurm.node.prefix', container] if container else []
 
 
 def _lines(*parts: Union[str, Sequence[str]]) -> str:

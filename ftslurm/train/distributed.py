@@ -70,14 +70,19 @@ def choose_backend(asked: str, *, asked_for_gpus: bool, has_cuda: bool) -> str:
     return "nccl" if asked == "nccl" or asked_for_gpus else "gloo"
 
 
-def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
-    """Meet the other ranks. Collective; raises RunError when they cannot be met."""
-    backend = choose_backend(
+def backend_of(spec: RunSpec) -> str:
+    """choose_backend for this run on this machine."""
+    return choose_backend(
         spec.parallel.backend,
         asked_for_gpus=has_gpus(spec.cluster),
         has_cuda=torch.cuda.is_available(),
     )
-    device = _take_device(env, backend)
+
+
+def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
+    """Meet the other ranks. Collective; raises RunError when they cannot be met."""
+    backend = backend_of(spec)
+    device = take_device(env, backend)
     store = _open_store(env)
     _choose_gloo_interface(env, store)
     dist.init_process_group(
@@ -107,7 +112,8 @@ def close_groups() -> None:
         dist.destroy_process_group()
 
 
-def _take_device(env: RankEnvironment, backend: str) -> torch.device:
+def take_device(env: RankEnvironment, backend: str) -> torch.device:
+    """This rank's, current in this thread."""
     if backend == "gloo":
         return torch.device("cpu")
     # With --gpus-per-task or a site's task binding each rank sees its own GPU only, as number 0.

@@ -13,21 +13,10 @@ from pathlib import Path
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.train.entry import limit_openmp
-
-_LATE = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "numpy.random",
-    "h5py",
-    "xxhash",
-)
-"""Among these, what torch itself imports in the middle of a first step."""
+from ftslurm.train.late_imports import LATE
 
 # Libraries read it once, when they are loaded.
 limit_openmp(read_record(RunLayout(Path(os.environ["FTSLURM_RUN_DIR"]))))
 
-for _name in (*_LATE, "ftslurm.train.session", "ftslurm.train.reference"):
+for _name in (*LATE, "ftslurm.train.session", "ftslurm.train.reference"):
     import_module(_name)

@@ -40,6 +40,7 @@ class FakeScheduler:
         self.done = []
         self.queued = []
         self.after_release = [QUEUED]
+        self.excluded = {}
         self.refusal = None
 
     def job_state(self, job_id):
@@ -71,6 +72,18 @@ class FakeScheduler:
     def was_cancelled(self, job_id):
         state = self.job_state(job_id)
         return state.word == "CANCELLED" if state.is_ended else None
+
+    def excluded_nodes(self, job_id):
+        return self.excluded.get(job_id, [])
+
+    def exclude_nodes(self, job_id, nodes):
+        self.excluded[job_id] = list(nodes)
+
+    def serving_nodes(self, partition, need):
+        return None
+
+    def all_nodes(self):
+        return None
 
     def waiting(self, script):
         assert script.name == "train.sbatch"

@@ -9,6 +9,7 @@ from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import AdoptedStep, Attempt, claim
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec, RunSpec, to_dict
+from ftslurm.scheduler.protocol import JobState
 
 PLAIN = Evidence(
     number=4,
@@ -27,6 +28,7 @@ class FakeScheduler:
     """Answers from what a test puts in."""
 
     name = "fake"
+    word = "RUNNING"
 
     def __init__(self, *, accepts=True, refusal=None, alive=(True,), end_at=None):
         self.accepts, self.refusal, self.alive = accepts, refusal, list(alive)
@@ -39,6 +41,9 @@ class FakeScheduler:
 
     def end_time(self, job_id):
         return self.end_at
+
+    def job_state(self, job_id):
+        return JobState(self.word)
 
     def controller_alive(self):
         return self.alive.pop(0) if len(self.alive) > 1 else self.alive[0]

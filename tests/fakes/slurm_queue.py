@@ -71,7 +71,7 @@ class Slurm:
             raise SchedulerError("squeue gave no answer")
         return [QueuedJob(job_id, after) for job_id, after in self.queue.items()]
 
-    def serving_nodes(self, partition, features):
+    def serving_nodes(self, partition, need):
         return self.serving
 
     def all_nodes(self):

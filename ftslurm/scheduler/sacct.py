@@ -1,0 +1,208 @@
+"""Many jobs of accounting at once: sacct's table, read while it comes; what is known without it.
+
+Whoever reads takes one run of one job after the other; the table is never held. Where accounting is
+off or away, `scontrol show job` still knows the jobs of the last minutes (MinJobAge), by one run
+each, and the caller has to say so.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Optional
+
+from ftslurm.errors import SchedulerError, UsageError
+from ftslurm.scheduler.job_table import (
+    JobRun,
+    Table,
+    at,
+    end_of,
+    gpus_of,
+    known_fields,
+    new_delimiter,
+    told,
+    whole,
+)
+from ftslurm.scheduler.slurm import Runner, clean_environment, run_command
+
+ASK_S = 30.0
+"""For a list of fields, or of the jobs that slurmctld knows."""
+
+_SHOWN = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
+_NAME = re.compile(
+    r" JobName=(?P<name>.*?) UserId=(?P<user>\S+)\((?P<uid>\d+)\) GroupId=\S+\(\d+\)(?= |\Z)"
+)
+# In local time an hour comes twice when the clocks are put back; sacct takes any format of
+# strftime (22.05: seen), and one that does not is read as well.
+_SECONDS = {"SLURM_TIME_FORMAT": "%s"}
+
+
+class NoAccounting(SchedulerError):
+    """Accounting is off, away, or does not answer."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which jobs. `since` and `until` as sacct takes them (`now-7days`, `2026-11-30T10:00:00`);
+    with `jobs`, all that ever had these numbers."""
+
+    since: str = "now-7days"
+    until: str = "now"
+    user: str = ""
+    """Of one user; empty: of all (a site may show a user only his own)."""
+    jobs: tuple[str, ...] = ()
+
+
+@contextmanager
+def open_table(query: Query, *, run: Runner = run_command) -> Iterator[tuple[Table, Iterator[str]]]:
+    """The table and its lines; NoAccounting when there is none, also in the midst of it."""
+    names = _fields(run)
+    delimiter = new_delimiter()
+    argv = ["sacct", "--duplicates", "--noheader", "--parsable2", f"--delimiter={delimiter}",
+            *_filters(query), f"--format={','.join(names)}"]  # fmt: skip
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
+            env={**clean_environment(), **_SECONDS}, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            yield Table(names, delimiter), iter(process.stdout)
+            if process.wait() != 0:
+                said.seek(0)
+                raise NoAccounting(_why(said.read(65_536).decode(errors="replace")))
+        finally:
+            process.kill()  # a reader that has had enough
+            process.wait()
+            process.stdout.close()
+
+
+def _fields(run: Runner) -> list[str]:
+    done = run(["sacct", "--helpformat"], ASK_S)
+    names = known_fields(done.stdout) if done.rc == 0 else None
+    if names is None:
+        raise NoAccounting(_why(done.stderr))
+    return names
+
+
+def _filters(query: Query) -> list[str]:
+    if query.jobs:
+        # With a start sacct leaves out what is older; without one some versions take midnight.
+        return [f"--jobs={','.join(query.jobs)}", "--starttime=1970-01-02", "--endtime=now"]
+    who = [f"--user={query.user}"] if query.user else ["--allusers"]
+    return [*who, f"--starttime={query.since}", f"--endtime={query.until}"]
+
+
+def _why(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    told = lines[-1].strip() if lines else "it gave no reason"
+    return f"sacct has no answer ({told}); see `scontrol show config | grep AccountingStorage`"
+
+
+def jobs_without_accounting(query: Query, *, run: Runner = run_command) -> list[JobRun]:
+    """What slurmctld still knows, MinJobAge (300 s) after a job's end at most: the newest run of
+    each job. SchedulerError when it does not answer either."""
+    argv = ["scontrol", "--oneliner", "show", "job"]
+    done = run(argv, ASK_S)
+    if done.rc != 0 and "No jobs" not in done.stdout + done.stderr:
+        raise SchedulerError(f"`{' '.join(argv)}` failed: {done.stderr.strip()[-300:]}")
+    runs = filter(None, map(parse_shown_job, done.stdout.splitlines()))
+    wanted = set(query.jobs)
+    return [
+        one
+        for one in runs
+        if (not wanted or wanted & {one.job_id, one.raw_id, re.split(r"[_+]", one.job_id)[0]})
+        and (not query.user or one.user == query.user)
+    ]
+
+
+def parse_shown_job(line: str) -> Optional[JobRun]:
+    """A line of `scontrol -o show job`; None for any other."""
+    name = _NAME.search(line)
+    if not line.startswith("JobId=") or name is None:
+        return None
+    # Before the name and behind it, for a name may look like anything; the first of each key, for
+    # so may a comment or a path, and those come last.
+    shown: dict[str, str] = {}
+    for key, value in _SHOWN.findall(line[: name.start()] + " " + line[name.end() :]):
+        shown.setdefault(key, value)
+    state, code, number = end_of(shown.get("JobState", ""), shown.get("ExitCode", ""))
+    start_at, end_at = at(shown.get("StartTime", "")), at(shown.get("EndTime", ""))
+    is_over = state not in ("RUNNING", "PENDING", "SUSPENDED", "CONFIGURING")
+    return JobRun(
+        job_id=_shown_id(shown),
+        state=state,
+        cancelled_by=None,
+        code=code,
+        signal=number,
+        start_at=None if state == "PENDING" else start_at,
+        end_at=end_at if is_over else None,
+        failed_node=None,
+        reason=told(shown.get("Reason", "")),
+        restarts=whole(shown.get("Restarts", "")),
+        raw_id=shown["JobId"],
+        user=name["user"],
+        uid=int(name["uid"]),
+        account=shown.get("Account", ""),
+        partition=shown.get("Partition", ""),
+        qos=shown.get("QOS", ""),
+        name=name["name"],
+        submit_at=at(shown.get("SubmitTime", "")),
+        eligible_at=at(shown.get("EligibleTime", "")),
+        elapsed_s=_elapsed_s(shown.get("RunTime", "")),
+        num_nodes=whole(shown.get("NumNodes", "").partition("-")[0]) or 0,
+        nodes=told(shown.get("NodeList", "")),
+        gpus=gpus_of(shown.get("AllocTRES") or shown.get("TRES") or ""),
+    )
+
+
+def _shown_id(shown: Mapping[str, str]) -> str:
+    """As sacct writes it: tasks that wait as a range, parts of a het job by their offset."""
+    array, task = shown.get("ArrayJobId", ""), shown.get("ArrayTaskId", "")
+    if array and task:
+        return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
+    het, offset = shown.get("HetJobId", ""), shown.get("HetJobOffset", "")
+    return f"{het}+{offset}" if het and offset else shown["JobId"]
+
+
+def _elapsed_s(text: str) -> float:
+    """`1-02:03:04`"""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        return 0.0
+    hours, minutes, seconds = map(int, parts)
+    return float(((whole(days) or 0) * 24 + hours) * 3600 + minutes * 60 + seconds)
+
+
+_AGO = re.compile(r"(\d{1,6})([mhdw])\Z")
+_AGO_WORDS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGO_TOLD = re.compile(r"now(?:-(\d{1,6})(minutes|hours|days|weeks))?")
+_AGO_S = {"minutes": 60.0, "hours": 3600.0, "days": 86_400.0, "weeks": 604_800.0}
+_WHEN = re.compile(r"[0-9A-Za-z:./+-]{1,40}\Z")
+
+
+def sacct_time(text: str) -> str:
+    """`7d` as `now-7days`; what sacct understands itself is left to it. UsageError for neither."""
+    ago = _AGO.match(text)
+    if ago is not None:
+        return f"now-{ago[1]}{_AGO_WORDS[ago[2]]}"
+    if not _WHEN.match(text):
+        raise UsageError(f"`{text}` is no time; write 7d, 12h, 2026-11-30 or 2026-11-30T08:00:00")
+    return text
+
+
+def when_at(text: str, now: float) -> Optional[float]:
+    """What `sacct_time` gave, in UTC seconds; None for the words that only sacct understands."""
+    ago = _AGO_TOLD.fullmatch(text)
+    if ago is not None:
+        return now - int(ago[1] or 0) * _AGO_S[ago[2] or "minutes"]
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
+        with suppress(ValueError, OverflowError):
+            return time.mktime(time.strptime(text, form))
+    return None

@@ -1,0 +1,106 @@
+"""A cluster's settings as Slurm tells them, undigested: for whoever judges them one by one."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from ftslurm.errors import SchedulerError
+from ftslurm.scheduler.slurm import Runner, run_command
+from ftslurm.scheduler.slurm_parse import parse_config, parse_partitions
+
+ASK_S = 20.0
+
+# Of the first line of `scontrol show config`; slurmctld fills it in as it answers (proc_req.c).
+_SAID_AT = re.compile(r"data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_SPAN = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    config: dict[str, str]
+    """Key -> value, `(null)` as an empty text."""
+    partitions: dict[str, dict[str, str]]
+    clock_off_s: Optional[float]
+    """slurmctld's clock less this machine's, 0 within the second it is told in; None: not told."""
+
+
+@dataclass(frozen=True)
+class Qos:
+    grace_s: int
+    preempt_mode: str
+    """`cluster`, or an empty text: that of the cluster."""
+    preempts: tuple[str, ...]
+    """Names of the QOS whose jobs make room for jobs of this one."""
+
+
+def read_settings(*, run: Runner = run_command, clock: Callable[[], float] = time.time) -> Settings:
+    """SchedulerError when Slurm does not answer."""
+    asked_at = clock()
+    told = _ask(run, ["scontrol", "show", "config"])
+    off_s = _clock_off_s(told, asked_at, clock())
+    rows = parse_partitions(_ask(run, ["scontrol", "--oneliner", "show", "partition"]))
+    return Settings(parse_config(told), {row["PartitionName"]: row for row in rows}, off_s)
+
+
+def read_qos(*, run: Runner = run_command) -> Optional[dict[str, Qos]]:
+    """By name; None when accounting does not answer."""
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos",
+            "format=Name,GraceTime,PreemptMode,Preempt"]  # fmt: skip
+    try:
+        told = _ask(run, argv)
+    except SchedulerError:
+        return None
+    found = {}
+    for line in told.splitlines():
+        name, grace, mode, preempts = [*line.split("|"), "", "", ""][:4]
+        if name:
+            names = tuple(filter(None, preempts.split(",")))
+            found[name] = Qos(_span_s(grace), mode.strip(), names)
+    return found
+
+
+def read_gres(partition: str, *, run: Runner = run_command) -> Optional[dict[str, str]]:
+    """Node -> its gres, e.g. `gpu:h100:8(S:0-1)`; None when Slurm does not answer."""
+    argv = ["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G"]
+    try:
+        told = _ask(run, argv)
+    except SchedulerError:
+        return None
+    rows = [line.strip().partition("|") for line in told.splitlines()]
+    return {node: "" if gres == "(null)" else gres for node, _, gres in rows if node}
+
+
+def _clock_off_s(told: str, asked_at: float, answered_at: float) -> Optional[float]:
+    match = _SAID_AT.search(told)
+    if match is None:
+        return None
+    there = time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")
+    # Local time without its offset: in the hour that comes twice a year, the nearer one is meant.
+    offs = []
+    for is_summer in (0, 1):
+        said_at = time.mktime((*there[:8], is_summer))
+        if time.localtime(said_at)[:6] != there[:6]:
+            continue
+        # Its seconds are cut off, and it was said between the question and the answer.
+        offs.append(min(0.0, said_at + 1.0 - asked_at) + max(0.0, said_at - answered_at))
+    return min(offs, key=abs, default=None)
+
+
+def _span_s(text: str) -> int:
+    """Of sacctmgr's `1-00:02:00`."""
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
+        return int(text) if text.strip().isdigit() else 0
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _ask(run: Runner, argv: list[str]) -> str:
+    done = run(argv, ASK_S)
+    if done.rc != 0:
+        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise SchedulerError(f"`{' '.join(argv)}` failed: {said[:300]}")
+    return done.stdout
