@@ -159,7 +159,29 @@ def test_an_interval_of_ones_own_is_judged_and_bettered(
     assert main(["plan", "--gpus", "512", "--interval", "1800", "--restart", "30"]) == 0
     out = capsys.readouterr().out
     best_s = plan(Ask(512, 50_000.0, Costs(1.0, 30.0, 30.0))).interval_s
-    assert f"save more often: checkpoint.interval_s={best_s:.0f}" in out
+    assert f"checkpoint.interval_s={best_s:.0f} checkpoint.interval_steps=0" in out
+
+
+def test_where_the_lag_bounds_the_interval_no_balance_is_claimed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for persist, told in (("600", "durable too late to save every"), ("0", "balance")):
+        asked = ["--gpus", "131072", "--restart", "1", "--stall", "1", "--persist", persist]
+        assert main(["plan", *asked]) == 0
+        (advice,) = [line for line in capsys.readouterr().out.splitlines() if "advice" in line]
+        assert told in advice
+
+
+def test_a_simulation_that_is_given_up_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ftslurm.plan.simulate.MAX_FAILURES", 100)
+    assert main(["plan", "--gpus", "131072", "--simulate", "1000"]) == 0
+    assert "; given up, with" in capsys.readouterr().out
+    assert main(["plan", "--gpus", "131072", "--simulate", "1000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["simulated"]["is_done"] is False
+    assert main(["plan", "--gpus", "8", "--simulate", "1"]) == 0
+    assert "given up" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftslurm.plan.intervals import Costs, exact_s, waste
+from ftslurm.plan.intervals import Costs, best_s, waste
 
 STATE_BYTES_PER_PARAMETER = 14
 """BF16 weights (2), FP32 master weights (4), Adam's two moments (8)."""
@@ -48,7 +48,7 @@ def peers_pay_from(
 
     def pays(gpus: int) -> bool:
         between_s = gpu_mtbf_h * 3600.0 / gpus
-        interval_s = max(exact_s(costs.stall_s, between_s), 1.0)
+        interval_s = max(best_s(costs, between_s), 1.0)
         plain = waste(interval_s, costs, between_s).goodput
         return waste(interval_s, helped, between_s).goodput * (1.0 - overhead) > plain
 

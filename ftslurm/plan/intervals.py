@@ -4,8 +4,8 @@ The model: failures come at random, `mtbf_s` apart in the mean and regardless of
 is how long training stands still for a save; `lag_s` how long after it the save is not durable yet,
 so that a failure meanwhile falls back to the save before; `restart_s` from a failure to the first
 new step, and a failure in that time begins it anew. Without a lag the expectation is exact (Daly,
-A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006), equation 13); a lag is
-put in as time retrained, right while it is short beside the interval.
+A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006)); a lag is put in as time
+retrained, right while it is short beside the interval.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ def exact_s(stall_s: float, mtbf_s: float) -> float:
         else:
             high = middle
     return low * mtbf_s
+
+
+def best_s(costs: Costs, mtbf_s: float) -> float:
+    """What to plan with: a save that is not durable before the next one only makes a queue."""
+    return max(exact_s(costs.stall_s, mtbf_s), costs.lag_s)
 
 
 def expected_s(interval_s: float, costs: Costs, mtbf_s: float) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 from ftslurm.plan.capacity import STATE_BYTES_PER_PARAMETER
 from ftslurm.plan.failures import GPU_MTBF_H
+from ftslurm.plan.quantities import count, from_zero, positive
 
 _EXAMPLES = """\
 examples:
@@ -39,33 +39,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _positive(text: str) -> float:
-    value = _duration(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0")
-    return value
-
-
-def _duration(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 on")
-    return value
-
-
-def _count(text: str) -> int:
-    value = _positive(text.replace(",", "").replace("_", ""))
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"`{text}` is no whole number")
-    return int(value)
-
-
 def _parts(text: str) -> dict[str, float]:
     if "=" not in text:
-        return {"restart": _duration(text)}
+        return {"restart": from_zero(text)}
     parts: dict[str, float] = {}
     for part in text.split(","):
         name, _, seconds = part.partition("=")
@@ -73,28 +49,28 @@ def _parts(text: str) -> dict[str, float]:
             raise argparse.ArgumentTypeError(
                 f"`{part}` is no PART=SECONDS of its own; write e.g. detect=10,load=60"
             )
-        parts[name] = _duration(seconds)
+        parts[name] = from_zero(seconds)
     return parts
 
 
 _OPTIONS: tuple[tuple[str, Any, Any, str, str], ...] = (
-    ("--gpus", _count, None, "N", "of the run"),
-    ("--gpu-mtbf", _positive, GPU_MTBF_H, "H", "hours between two failures of one GPU, its share of"
+    ("--gpus", count, None, "N", "of the run"),
+    ("--gpu-mtbf", positive, GPU_MTBF_H, "H", "hours between two failures of one GPU, its share of"
      " the node and the network included"),
-    ("--params", _positive, None, "P", "parameters of the model, e.g. 70e9"),
-    ("--bytes-per-param", _positive, STATE_BYTES_PER_PARAMETER, "B",
+    ("--params", positive, None, "P", "parameters of the model, e.g. 70e9"),
+    ("--bytes-per-param", positive, STATE_BYTES_PER_PARAMETER, "B",
      "of a checkpoint: 14 with AdamW in BF16, 16 with gradients"),
-    ("--state-gb", _positive, None, "GB", "size of a checkpoint, instead of --params"),
-    ("--stall", _positive, 1.0, "S", "how long a save stops the training"),
-    ("--persist", _duration, 30.0, "S", "how long after it the save is not durable yet"),
+    ("--state-gb", positive, None, "GB", "size of a checkpoint, instead of --params"),
+    ("--stall", positive, 1.0, "S", "how long a save stops the training"),
+    ("--persist", from_zero, 30.0, "S", "how long after it the save is not durable yet"),
     ("--restart", _parts, {"restart": 180.0}, "S|PART=S,...",
      "from a failure to the first new step, as a sum or in parts (180)"),
-    ("--interval", _positive, None, "S", "training between two saves, instead of the best"),
-    ("--keep", _count, 3, "K", "checkpoints kept"),
-    ("--gpus-per-node", _count, 8, "N", ""),
-    ("--grace", _positive, 120.0, "S", "from a preemption's signal to the kill"),
-    ("--simulate", _positive, None, "DAYS", "of training, event by event"),
-    ("--burst", _positive, 1.0, "SHAPE", "failures of the simulation: 1 at random, below it in"
+    ("--interval", positive, None, "S", "training between two saves, instead of the best"),
+    ("--keep", count, 3, "K", "checkpoints kept"),
+    ("--gpus-per-node", count, 8, "N", ""),
+    ("--grace", positive, 120.0, "S", "from a preemption's signal to the kill"),
+    ("--simulate", positive, None, "DAYS", "of training, event by event"),
+    ("--burst", positive, 1.0, "SHAPE", "failures of the simulation: 1 at random, below it in"
      " bursts (shape of Weibull's distribution)"),
     ("--seed", int, 0, "N", "of the simulation"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Optional
 
 from ftslurm.plan.capacity import bandwidth, peers_pay_from, storage_bytes
 from ftslurm.plan.failures import DAY_S, mtbf_s
-from ftslurm.plan.intervals import Costs, Waste, daly_s, exact_s, waste, young_s
+from ftslurm.plan.intervals import Costs, Waste, best_s, daly_s, exact_s, waste, young_s
 
 PEER_RESTART_S, PEER_SHARE, PEER_OVERHEAD = 40.0, 0.7, 0.01
 """A state copied from a peer's memory: published restarts of 40 s; some seven of ten failures leave
@@ -63,9 +63,7 @@ class Plan:
 def plan(ask: Ask) -> Plan:
     between_s = mtbf_s(ask.gpus, ask.gpu_mtbf_h)
     stall_s = ask.costs.stall_s
-    best_s = exact_s(stall_s, between_s)
-    # A save that is not durable before the next one is due only makes a queue.
-    interval_s = ask.interval_s or max(best_s, ask.costs.lag_s)
+    interval_s = ask.interval_s or best_s(ask.costs, between_s)
     found = waste(interval_s, ask.costs, between_s)
     return Plan(
         gpus=ask.gpus,
@@ -75,7 +73,7 @@ def plan(ask: Ask) -> Plan:
         failures_per_day=DAY_S / between_s,
         young_s=young_s(stall_s, between_s),
         daly_s=daly_s(stall_s, between_s),
-        exact_s=best_s,
+        exact_s=exact_s(stall_s, between_s),
         interval_s=interval_s,
         is_best=ask.interval_s is None,
         waste=found,

@@ -28,6 +28,8 @@ class Played:
     lost_s: float
     restart_s: float
     failures: int
+    is_done: bool = True
+    """False: given up after MAX_FAILURES."""
 
     @property
     def waste(self) -> Waste:
@@ -78,7 +80,7 @@ def play(
         wall_s += costs.restart_s
         restarted_s += costs.restart_s
         fails_in_s -= costs.restart_s
-    return Played(wall_s, durable_s, stall_s, lost_s, restarted_s, failures)
+    return Played(wall_s, durable_s, stall_s, lost_s, restarted_s, failures, is_done=False)
 
 
 def _gaps(source: random.Random, mtbf_s: float, shape: float) -> Callable[[], float]:

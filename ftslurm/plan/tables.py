@@ -58,8 +58,9 @@ def simulation_lines(plan: Plan, played: Played, shape: float) -> list[str]:
     told = "at random" if shape == 1.0 else f"in bursts (Weibull, shape {shape:g})"
     seen = played.waste
     off = seen.total - plan.waste.total
+    end = "" if played.is_done else f"; given up, with {duration(played.trained_s)} of it trained"
     return [
-        f"simulated {duration(played.wall_s)}, {played.failures:,} failures {told}",
+        f"simulated {duration(played.wall_s)}, {played.failures:,} failures {told}{end}",
         f"  wasted             {_split(seen)}",
         f"  against formulas   {100 * off:+.2f} points",
     ]
@@ -122,9 +123,11 @@ def _advice(plan: Plan) -> list[str]:
         return ["  advice             this run does not end: restarts and saves take longer than"
                 " failures leave; shorten both, or use fewer GPUs"]  # fmt: skip
     if waste.restart >= max(waste.stall, waste.lost):
+        told = "restarts cost most: spares (cluster.spares) and recovery.standby=true shorten them"
+    elif plan.is_best and plan.interval_s > plan.exact_s:
         told = (
-            "restarts cost most: spares (cluster.spares), recovery.standby=true and"
-            " recovery.evict=now shorten them"
+            f"saves are durable too late to save every {duration(plan.exact_s)}, which would be"
+            " best: only saves that are durable sooner help (faster storage)"
         )
     elif plan.is_best:
         told = (
@@ -135,7 +138,7 @@ def _advice(plan: Plan) -> list[str]:
         more_often = waste.lost > waste.stall
         told = (
             f"save {'more' if more_often else 'less'} often: checkpoint.interval_s="
-            f"{max(plan.exact_s, plan.costs.lag_s):.0f}"
+            f"{max(plan.exact_s, plan.costs.lag_s):.0f} checkpoint.interval_steps=0"
         )
     return [f"  advice             {told}"]
 

@@ -1,0 +1,214 @@
+"""Does this folder keep what a commit relies on? Tried, not asked: with files of its own in it.
+
+Makes a folder of its own below the one that is tested, and takes it away again, whatever happens.
+Nothing else in there is touched. What two nodes see of each other is not tested here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Optional
+
+from ftslurm.doctor.line import Line, fail, ok, skipped, warn
+
+SLOW_FSYNC_S = 0.5
+MARGIN = 1.3
+"""Room for what is being written, retries and fragments."""
+BLOCK_BYTES = 4 << 20
+CLAIMANTS, CLAIMS = 8, 10
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """OSError when nothing can be made in `folder`."""
+    made = Path(tempfile.mkdtemp(prefix=".ftslurm-doctor-", dir=folder))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def check_folder(
+    folder: Path, *, state_bytes: Optional[float], kept: int, size_bytes: int
+) -> list[Line]:
+    """`state_bytes`: of a checkpoint, None where nobody has said; `size_bytes`: written to measure
+    the speed."""
+    try:
+        with own_folder(folder) as own:
+            trials: list[tuple[str, Callable[[], Line]]] = [
+                (name, partial(trial, name, own)) for name, trial in _TRIALS.items()
+            ]
+            trials.append(("folder.room", partial(_room, "folder.room", folder, state_bytes, kept)))
+            trials.append(("folder.speed", partial(_speed, "folder.speed", own, size_bytes)))
+            return [_tried(name, trial) for name, trial in trials]
+    except OSError as error:
+        todo = "name a folder that you can write to, with --runs"
+        return [fail("folder.writable", f"`{folder}`: {error.strerror or error}", todo)]
+
+
+def _tried(name: str, trial: Callable[[], Line]) -> Line:
+    """A trial that is refused is a finding of its own, and the others go on."""
+    try:
+        return trial()
+    except OSError as error:
+        told = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return fail(name, told, "make room, or ask for quota")
+        return fail(name, told, _ANOTHER)
+
+
+def _exclusive_create(name: str, own: Path) -> Line:
+    """Claims of an attempt rest on it: of many who make a file, one may win."""
+    for number in range(CLAIMS):
+        won = _winners(own / f"claim-{number}")
+        if won != 1:
+            told = f"of {CLAIMANTS} processes that made the same file at once, {won} did"
+            return fail(name, told, _ANOTHER)
+    told = f"of {CLAIMANTS} processes that made the same file at once, 1 did, {CLAIMS} times"
+    return ok(name, told)
+
+
+def _winners(path: Path) -> int:
+    waiting, go = os.pipe()
+    pids: list[int] = []
+    ended: list[int] = []
+    try:
+        for _ in range(CLAIMANTS):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    os.close(go)
+                    os.read(waiting, 1)  # comes back when the parent closes its end
+                    os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                    code = 0
+                finally:
+                    os._exit(code)
+            pids.append(pid)
+    finally:
+        os.close(waiting)
+        os.close(go)
+        ended += [os.waitpid(pid, 0)[1] for pid in pids]
+    return ended.count(0)
+
+
+def _rename(name: str, own: Path) -> Line:
+    """A step is published by renaming its folder; a pointer by renaming over the old one."""
+    (own / "step.tmp").mkdir()
+    (own / "step.tmp" / "data").write_bytes(b"1")
+    (own / "step.tmp").rename(own / "step")
+    (own / "new").write_bytes(b"2")
+    (own / "old").write_bytes(b"1")
+    (own / "new").replace(own / "old")
+    (own / "other").mkdir()
+    (own / "other" / "data").write_bytes(b"3")
+    try:
+        (own / "other").rename(own / "step")
+        replaced = "a folder that is not empty was replaced by a rename"
+        return fail(name, replaced, _ANOTHER)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            return fail(name, f"rename: {error.strerror}", _ANOTHER)
+    if (own / "old").read_bytes() != b"2" or (own / "step" / "data").read_bytes() != b"1":
+        return fail(name, "what was renamed is not what is read", _ANOTHER)
+    return ok(name, "files replace each other, folders that are not empty do not")
+
+
+def _fsync(name: str, own: Path) -> Line:
+    """Not refused and not slow; whether the disk keeps its word cannot be seen from here."""
+    took_s = []
+    for number in range(8):
+        began = time.perf_counter()
+        with (own / f"synced-{number}").open("wb") as stream:
+            stream.write(b"x" * 4096)
+            os.fsync(stream.fileno())
+        folder = os.open(own, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        took_s.append(time.perf_counter() - began)
+    middle_s = statistics.median(took_s)
+    told = f"a small file and its folder are on disk in {1e3 * middle_s:.1f} ms"
+    if middle_s > SLOW_FSYNC_S:
+        return warn(name, told, "commits and journals wait for it; choose a faster folder")
+    return ok(name, told)
+
+
+def _append(name: str, own: Path) -> Line:
+    """Journals are appended to by several writers, one write each."""
+    path = own / "journal"
+    first = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    second = os.open(path, os.O_APPEND | os.O_WRONLY)
+    try:
+        for number in range(50):
+            os.write(first if number % 2 else second, b"%03d\n" % number)
+    finally:
+        os.close(first)
+        os.close(second)
+    if path.read_bytes() == b"".join(b"%03d\n" % number for number in range(50)):
+        return ok(name, "two writers appended 50 lines, all are there in their order")
+    return fail(name, "of 50 lines of two writers some are lost or torn", _ANOTHER)
+
+
+def _private(name: str, own: Path) -> Line:
+    """Run directories are 0700, and pickles are trusted by their owner and mode."""
+    path = own / "private"
+    path.mkdir(mode=0o700)
+    found = path.stat()
+    if found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        told = f"a folder made with mode 0700 has {oct(found.st_mode & 0o777)}, uid {found.st_uid}"
+        return fail(name, told, "modes and owners do not hold here; " + _ANOTHER)
+    return ok(name, "modes and owners hold")
+
+
+def _room(name: str, folder: Path, state_bytes: Optional[float], kept: int) -> Line:
+    """One more than is kept is there while it is written."""
+    found = os.statvfs(folder)
+    free, inodes = found.f_bavail * found.f_frsize, found.f_favail
+    told = f"{free / 1e9:,.0f} GB free, whatever a quota leaves of it"
+    if found.f_files and inodes < 100_000:
+        return warn(name, f"{told}, {inodes} inodes left", "make room for files, or ask for quota")
+    if state_bytes is None:
+        return ok(name, f"{told}; with --state-gb it is held against what is kept")
+    needed = MARGIN * state_bytes * (kept + 1)
+    told = f"{told}, {needed / 1e9:,.0f} GB needed for {kept} checkpoints and one being written"
+    if free < needed:
+        return fail(name, told, "make room, ask for quota, or keep fewer (checkpoint.keep_last)")
+    return ok(name, told)
+
+
+def _speed(name: str, own: Path, size_bytes: int) -> Line:
+    if not size_bytes:
+        return skipped(name, "not measured; --write-gb says how much to write")
+    block = os.urandom(BLOCK_BYTES)
+    began = time.perf_counter()
+    with (own / "speed").open("wb", buffering=0) as stream:
+        for _ in range(max(1, size_bytes // BLOCK_BYTES)):
+            stream.write(block)
+        os.fsync(stream.fileno())
+    rate = size_bytes / (time.perf_counter() - began)
+    told = f"one writer, with fsync: {rate / 1e9:.2f} GB/s"
+    if rate < 0.1e9:
+        return warn(name, told, "a save of a large model will take its time; see `ftslurm plan`")
+    return ok(name, told)
+
+
+_ANOTHER = "choose another file system for runs (--runs, runs_dir): commits are not safe here"
+
+_TRIALS: dict[str, Callable[[str, Path], Line]] = {
+    "folder.exclusive_create": _exclusive_create,
+    "folder.rename": _rename,
+    "folder.fsync": _fsync,
+    "folder.append": _append,
+    "folder.modes": _private,
+}

@@ -1,0 +1,1 @@
+"""What broke, whose fault it was, what it cost: from accounting and the runs' own records."""

@@ -1,0 +1,94 @@
+"""One line of advice for each finding, with the key or the sbatch option to change. Data and pure.
+
+A finding without a thing to do gets none: advice that fits everything helps with nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftslurm.diagnosis import causes
+from ftslurm.report.fleet import Fleet
+
+BY_CAUSE = {
+    causes.TIME_LIMIT: "a run goes on by itself after its limit; a job of another kind needs a"
+    " longer --time, or steps that end before it",
+    causes.PREEMPTED: "a run loses nothing by it if saves fit the grace: `ftslurm verify RUN` says"
+    " what was committed; a QOS without preemption avoids the wait",
+    causes.OOM_HOST: "ask for more memory (cluster.mem, --mem), or fewer workers"
+    " (data.num_workers)",
+    causes.OOM_GPU: "a smaller micro-batch (optim.micro_batch_size) or sharding"
+    " (parallel.strategy=fsdp)",
+    causes.NODE: "keep off the node (cluster.exclude, --exclude) and tell the site; a spare"
+    " (cluster.spares) takes over in seconds",
+    causes.GPU: "have the node drained: `ftslurm health probe` on it names the GPU and the rule",
+    causes.NETWORK_TRANSIENT: "where it comes back, look at the links: `ftslurm health probe`"
+    " (rdma), and the counters of the switches",
+    causes.STORAGE: "point runs_dir at another file system, or a tier that is nearer",
+    causes.CAPACITY: "make room or ask for quota; checkpoint.keep_last bounds what a run keeps",
+    causes.HANG: "the stacks of all ranks are in the attempt's evidence/: the rank that is not in"
+    " the collective is the one to look at",
+    causes.STRAGGLER: "health.preflight=always measures nodes before the ranks start;"
+    " recovery.evict=now gives a slow one up",
+    causes.CHECKPOINT: "`ftslurm verify RUN` says which step is whole",
+    causes.DATA: "the store is named in the decision; `ftslurm data` builds it anew",
+    causes.NUMERIC: "recovery.on_nan=skip passes over the batches that do it",
+    causes.CODE: "the traceback of the first rank is in the attempt's ranks/; no restart mends it",
+    causes.CANCELLED_ADMIN: "ask the site: the job's comment or its mail may say why",
+    causes.UNKNOWN: "nothing tells why: `ftslurm status RUN --attempt N` shows all that is on"
+    " record, and node agents see more than accounting (recovery.agents)",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    advice: str
+
+
+def findings(fleet: Fleet) -> list[Finding]:
+    """What stands out, the dearest first."""
+    found = []
+    by_cause = sorted(
+        fleet.by["cause"].items(),
+        key=lambda item: (-item[1].lost_gpu_hours - item[1].unknown_gpu_hours, -item[1].jobs),
+    )
+    for cause, group in by_cause:
+        if group.failures:
+            what = f"{cause}: {group.failures} attempts of {group.jobs} jobs"
+            found.append(Finding(what, BY_CAUSE[cause]))
+    for one in fleet.lemons:
+        seen = f"{one.failed} of {one.jobs} programs failed on it that are done elsewhere"
+        if one.is_blamed:
+            seen = f"{one.failed} faults said to be its own, on {one.jobs} jobs"
+        chance = f"chance would give {one.expected:.1f} (p = {one.chance:.2g})"
+        advice = f"keep off it (cluster.exclude={one.node}) and have the site test it"
+        found.append(Finding(f"node {one.node}: {seen}; {chance}", advice))
+    found += _of_goodput(fleet)
+    return found
+
+
+def _of_goodput(fleet: Fleet) -> list[Finding]:
+    good = fleet.goodput
+    allocated_s = good.allocated_s
+    if not allocated_s:
+        return []
+    told = {
+        "trained again or lost": (
+            good.lost_s, "save more often (checkpoint.interval_s, checkpoint.interval_steps: the"
+            " one that is due first; `ftslurm plan` says how often)"
+        ),
+        "stopped for saves": (
+            good.stall_s, "save less often (checkpoint.interval_s with checkpoint.interval_steps=0:"
+            " otherwise the steps may come first)"
+        ),
+        "starting and restarting": (
+            good.restart_s, "standby ranks (recovery.standby=true) and a staged environment"
+            " (cluster.environment) shorten each start"
+        ),
+    }  # fmt: skip
+    return [
+        Finding(f"{100 * spent_s / allocated_s:.1f} % of the allocated time {what}", advice)
+        for what, (spent_s, advice) in told.items()
+        if spent_s > 0.05 * allocated_s
+    ]

@@ -1,0 +1,67 @@
+"""Why an attempt of ours ended: by its own records, and by Slurm's row where they do not say. Pure.
+
+The policy writes words of its own beside those of `diagnosis.causes`: that it was asked to leave
+says nothing of why, and that somebody ordered it is no failure.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from ftslurm.diagnosis import causes
+from ftslurm.recovery import policy
+from ftslurm.recovery.allocation import CAUSE_NO_PLACE
+from ftslurm.report.jobs import FAILURES
+from ftslurm.report.logical import Ending
+from ftslurm.run.attempt_story import AttemptStory
+
+MEANS: dict[str, Optional[str]] = {
+    policy.CAUSE_FINISHED: None,
+    policy.CAUSE_ORDERED: None,
+    policy.CAUSE_NOT_STARTED: None,
+    policy.CAUSE_FORGOTTEN: None,
+    policy.CAUSE_NEVER_RETRY: causes.CODE,
+    policy.CAUSE_STANDSTILL: causes.HANG,
+}
+"""The policy's words that say all; None: nothing has failed."""
+ASK_SLURM = frozenset(
+    {policy.CAUSE_ASKED, policy.CAUSE_FAILED, CAUSE_NO_PLACE, causes.UNKNOWN, None}
+)
+"""Of an attempt that was asked to leave, of one that nobody could say anything of, and of one whose
+own word was written over when the run found no place any more."""
+_BY_EXIT = frozenset({causes.CODE, causes.UNKNOWN})
+"""Of a row: what its batch script exited with, which is our own and says nothing of the ranks."""
+
+
+def ending_of(
+    story: AttemptStory, row: Optional[Ending], *, limit_passed: Optional[bool] = None
+) -> Ending:
+    """`row`: by Slurm's row, of the attempt that was the last in it; None: there is none.
+    `limit_passed`: the job's time was up when it was decided on."""
+    word, node = story.cause, (story.blamed or {}).get("node")
+    if word not in ASK_SLURM:
+        # A word of a later version than this one is nothing that can be counted on.
+        cause = word if word in causes.MEANING else MEANS.get(str(word), causes.UNKNOWN)
+        if node is None and row is not None and row.cause == cause:
+            node = row.node
+        return Ending(cause, story.reason or causes.MEANING.get(cause or "", ""), node)
+    return _by_slurm(story, row, node, limit_passed)
+
+
+def _by_slurm(
+    story: AttemptStory, row: Optional[Ending], node: Optional[str], limit_passed: Optional[bool]
+) -> Ending:
+    word, ended = story.cause, story.ended
+    if ended == "finished":
+        return Ending(None, story.reason)
+    by_exit = row is not None and row.cause in _BY_EXIT
+    has_failed = ended == "failed" or word in (policy.CAUSE_FAILED, causes.UNKNOWN)
+    if word is None and ended in ("killed", "running"):
+        has_failed = by_exit or (row is None and ended == "killed")
+    if word == policy.CAUSE_ASKED and limit_passed and (row is None or row.cause is None):
+        return Ending(causes.TIME_LIMIT, story.reason)
+    if row is not None and not by_exit and (row.cause in FAILURES or not has_failed):
+        return Ending(row.cause, story.reason or row.sentence, node or row.node)
+    if has_failed:
+        return Ending(causes.UNKNOWN, story.reason or causes.MEANING[causes.UNKNOWN], node)
+    return Ending(None, story.reason)

@@ -1,0 +1,285 @@
+"""A run of ours: what its own records say, with what Slurm says of its jobs.
+
+Reads the run directory; the accounting rows are the caller's. Where both tell of the same, the
+run's records say why and Slurm says how long: the time of a Slurm run is divided among the attempts
+that began in it, and one that no attempt came of is an attempt without a number, so that nothing is
+counted twice and nothing is left over. Where no trace tells of the steps, how much was lost is not
+known, and neither is the goodput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from ftslurm.recovery.evidence import read_decision
+from ftslurm.recovery.policy import ENDED
+from ftslurm.report.attempt_end import ending_of
+from ftslurm.report.fleet import Goodput
+from ftslurm.report.jobs import AttemptReport, JobReport, report_of, within
+from ftslurm.report.logical import Ending, LogicalJob, ending
+from ftslurm.report.step_times import StepTimes, read_step_times
+from ftslurm.run.attempt_story import AttemptStory
+from ftslurm.run.attempts import read_events
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.story import RunStory
+from ftslurm.scheduler.job_table import JobRun
+from ftslurm.scheduler.protocol import CLOCKS_S
+
+
+@dataclass
+class _Share:
+    """An attempt's part of a run of a job by Slurm; None: accounting does not know of it."""
+
+    run: Optional[JobRun]
+    start_at: Optional[float]
+    end_at: Optional[float]
+    is_first: bool
+    is_last: bool
+
+    @property
+    def row_end(self) -> Optional[Ending]:
+        """Slurm's word on how the attempt ended: of the last in a row alone."""
+        return ending(self.run) if self.run is not None and self.is_last else None
+
+    @property
+    def part(self) -> float:
+        """Of the row."""
+        whole_s = self.run.elapsed_s if self.run is not None else 0.0
+        return min(1.0, self.elapsed_s / whole_s) if whole_s else 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        if self.start_at is None or self.end_at is None:
+            return 0.0
+        return max(0.0, self.end_at - self.start_at)
+
+
+def join(
+    layout: RunLayout,
+    story: RunStory,
+    jobs: Sequence[LogicalJob],
+    *,
+    now: float,
+    window: tuple[Optional[float], Optional[float]] = (None, None),
+) -> tuple[JobReport, Optional[Goodput]]:
+    """`jobs`: all of the run, oldest first; none where accounting has nothing. No goodput where the
+    records do not say what was trained. `window`: only attempts within it count."""
+    story = replace(story, attempts=_with_last_loss(story))
+    shares = _shares(story, jobs, now)
+    times = [read_step_times(layout.trace_file(one.number)) for one in story.attempts]
+    attempts = [
+        _attempt(layout, story, one, share, its)
+        for one, share, its in zip(story.attempts, shares, times)
+    ]  # fmt: skip
+    attempts += _without_attempt(jobs, shares)
+    report = within(_report(layout, story, jobs, attempts, times), *window)
+    report.attempts.sort(key=lambda one: one.start_at or now)
+    numbers = {one.number for one in report.attempts}
+    told = [one for one in zip(story.attempts, shares, times) if one[0].number in numbers]
+    if any(_is_untold(story, one, its) for one, _, its in told):
+        return report, None
+    good = _goodput(layout, told)
+    if good is not None:
+        rest = [one for one in report.attempts if one.number is None]
+        good.restart_s += 3600.0 * sum(one.node_hours for one in rest)
+        good.queue_s += sum((one.wait_s or 0.0) * one.num_nodes for one in rest)
+    return report, good
+
+
+def _report(
+    layout: RunLayout,
+    story: RunStory,
+    jobs: Sequence[LogicalJob],
+    attempts: list[AttemptReport],
+    times: Sequence[StepTimes],
+) -> JobReport:
+    base = report_of(jobs[-1]) if jobs else None
+    all_s = [seconds for its in times for seconds in its.seconds]
+    report = JobReport(
+        job_id=base.job_id if base else (story.attempts[-1].job_id if story.attempts else ""),
+        name=base.name if base else story.run_id,
+        user=base.user if base else "",
+        account=base.account if base else "",
+        partition=base.partition if base else "",
+        state=_state(story, base),
+        attempts=attempts,
+        run_dir=str(layout.root),
+        committed_step=story.committed_step,
+        last_step=story.last_step,
+        step_s=sorted(all_s)[len(all_s) // 2] if all_s else None,
+    )
+    if not jobs:
+        report.notes.append("accounting has no row of it: times are by the run's own records")
+    return report
+
+
+def _without_attempt(jobs: Sequence[LogicalJob], shares: Sequence[_Share]) -> list[AttemptReport]:
+    """Runs that ended before an attempt was claimed (in the prolog, say), or that wait."""
+    taken = {id(share.run) for share in shares}
+    return [
+        told
+        for job in jobs
+        for run, told in zip(job.attempts, report_of(job).attempts)
+        if id(run) not in taken
+    ]
+
+
+def _is_untold(story: RunStory, attempt: AttemptStory, times: StepTimes) -> bool:
+    """It may have trained, and no trace says what."""
+    if times.seconds:
+        return False
+    if story.program:
+        return True
+    return (attempt.last_step or 0) > (attempt.restored_step or 0)
+
+
+def _with_last_loss(story: RunStory) -> list[AttemptStory]:
+    """Of a run that has ended for good, what was trained past the last checkpoint is lost as well,
+    though nobody trains it again."""
+    if story.state not in ("stopped", "cancelled") or not story.attempts:
+        return story.attempts
+    *others, last = story.attempts
+    trained = (last.last_step or 0) - (last.restored_step or 0)
+    uncommitted = (last.last_step or 0) - (story.committed_step or 0)
+    lost = max(last.steps_lost, min(trained, uncommitted))
+    return [*others, replace(last, steps_lost=lost)]
+
+
+def _state(story: RunStory, base: Optional[JobReport]) -> str:
+    """A run that is done is done, whatever its last job came to."""
+    words = {"done": "completed", "stopped": "failed", "cancelled": "cancelled",
+             "running": "running", "quiet": "running", "waiting": "waiting", "paused": "waiting",
+             "never started": "waiting"}  # fmt: skip
+    if story.state == "stopped" and story.attempts and story.attempts[-1].action == ENDED:
+        return "cancelled"  # by an operator's order
+    if story.state in ("done", "stopped", "cancelled") or base is None:
+        return words.get(story.state, "unknown")
+    return base.state
+
+
+def _attempt(
+    layout: RunLayout, whole: RunStory, story: AttemptStory, share: _Share, times: StepTimes
+) -> AttemptReport:
+    run = share.run
+    passed = read_decision(layout.attempt(story.number)).get("limit_passed")
+    end = ending_of(story, share.row_end, limit_passed=passed)
+    lost_s = times.last_s(min(story.steps_lost, len(times.seconds)))
+    return AttemptReport(
+        state=story.ended,
+        cause=end.cause,
+        sentence=end.sentence,
+        start_at=share.start_at,
+        end_at=share.end_at,
+        wait_s=_wait_s(run) if share.is_first else None,
+        elapsed_s=share.elapsed_s,
+        num_nodes=(run.num_nodes if run else 0) or len(story.nodes),
+        gpus=run.gpus if run else 0,
+        nodes=",".join(story.nodes),
+        node=end.node,
+        number=story.number,
+        rank=story.first_failure.rank if story.first_failure else None,
+        evidence=list(story.evidence),
+        committed_step=story.committed_step,
+        steps_lost=story.steps_lost,
+        tokens_lost=story.tokens_lost,
+        lost_s=None if _is_untold(whole, story, times) else lost_s,
+        mttd_s=story.timeline.mttd_s,
+        rto_s=story.timeline.rto_s,
+        is_requeued=story.action in ("requeued", "restart"),
+        more_node_s=run.more_node_s * share.part if run else 0.0,
+        more_gpu_s=run.more_gpu_s * share.part if run else 0.0,
+    )
+
+
+def _wait_s(run: Optional[JobRun]) -> Optional[float]:
+    if run is None or run.start_at is None:
+        return None
+    since = run.eligible_at or run.submit_at
+    return None if since is None else max(0.0, run.start_at - since)
+
+
+def _shares(story: RunStory, jobs: Sequence[LogicalJob], now: float) -> list[_Share]:
+    """From the start of its Slurm run, or its claim, to the next claim in it, or its end."""
+    attempts = story.attempts
+    runs = [_run_of(one, jobs) for one in attempts]
+    shares = []
+    for place, one in enumerate(attempts):
+        run = runs[place]
+        is_first = place == 0 or runs[place - 1] is not run or run is None
+        following = attempts[place + 1] if place + 1 < len(attempts) else None
+        same_next = following is not None and run is not None and runs[place + 1] is run
+        start_at = (run.start_at if run is not None and is_first else None) or one.claimed_at
+        if same_next and following is not None:
+            end_at = following.claimed_at
+        elif run is not None:
+            end_at = run.end_at or now
+        elif following is None and story.state == "running":
+            end_at = now
+        else:
+            line = one.timeline
+            last_sign_at = story.last_sign_at if following is None else None
+            end_at = line.gone or line.decided or last_sign_at
+        shares.append(_Share(run, start_at, end_at, is_first, not same_next))
+    return shares
+
+
+def _run_of(attempt: AttemptStory, jobs: Sequence[LogicalJob]) -> Optional[JobRun]:
+    for job in jobs:
+        for run in job.attempts:
+            if attempt.job_id not in (run.job_id, run.raw_id):
+                continue
+            if run.restarts not in (None, attempt.restart_count):
+                continue
+            if _was_then(run, attempt.claimed_at):
+                return run
+    return None
+
+
+def _was_then(run: JobRun, claimed_at: Optional[float]) -> bool:
+    """Below 24.11 no row says which restart it is, some have lost their start; and a number comes
+    back with another job, with a restart count that begins anew."""
+    if claimed_at is None:
+        return run.restarts is not None
+    after_start = run.start_at is None or run.start_at <= claimed_at + CLOCKS_S
+    return after_start and (run.end_at is None or run.end_at >= claimed_at - CLOCKS_S)
+
+
+def _goodput(
+    layout: RunLayout, told: Sequence[tuple[AttemptStory, _Share, StepTimes]]
+) -> Optional[Goodput]:
+    """In node-seconds; None where the end of an attempt is not known that trained."""
+    found = Goodput()
+    for one, share, its in told:
+        if its.total_s > share.elapsed_s + CLOCKS_S:
+            return None
+        nodes = (share.run.num_nodes if share.run else 0) or max(1, len(one.nodes))
+        events = read_events(layout.attempt(one.number))
+        kept = (one.last_step or 0) - one.steps_lost
+        lost_s = its.last_s(min(one.steps_lost, len(its.seconds)))
+        saved = [int(event["step"]) for event in events if event["kind"] == "committed"]
+        stall_s = its.stall_s(saved, until=kept)
+        trained_s = max(0.0, its.total_s - lost_s - stall_s)
+        restart_s = _starting_s(share, events, its)
+        rest_s = share.elapsed_s - trained_s - lost_s - stall_s - restart_s
+        found.trained_s += nodes * trained_s
+        found.lost_s += nodes * lost_s
+        found.stall_s += nodes * stall_s
+        found.restart_s += nodes * restart_s
+        found.other_s += nodes * max(0.0, rest_s)
+        if share.is_first:
+            found.queue_s += nodes * (_wait_s(share.run) or 0.0)
+    return found
+
+
+def _starting_s(share: _Share, events: Sequence[Mapping[str, object]], its: StepTimes) -> float:
+    """From its begin until it trained; all of it where it never did."""
+    first = next((event for event in events if event["kind"] == "first_step"), None)
+    if share.start_at is None:
+        return 0.0
+    untrained_s = max(0.0, share.elapsed_s - its.total_s)
+    if first is None:
+        return 0.0 if its.seconds else untrained_s
+    at = float(str(first["at"])) - (its.seconds[0] if its.seconds else 0.0)
+    return min(untrained_s, max(0.0, at - share.start_at))

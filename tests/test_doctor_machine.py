@@ -1,0 +1,193 @@
+"""What this machine and a folder have for a run is tried, and each refusal is a line of its own."""
+
+import errno
+import json
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+
+from ftslurm.cli import main
+from ftslurm.doctor.folder_checks import check_folder
+from ftslurm.doctor.host_checks import check_host
+from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN
+
+
+def test_a_good_folder_passes_every_trial_and_is_left_as_it_was(tmp_path):
+    lines = check_folder(tmp_path, state_bytes=1e6, kept=3, size_bytes=8 << 20)
+    states = {one.name: one.state for one in lines}
+    assert set(states.values()) <= {OK, WARN}  # a slow disk may be told
+    for name in ("exclusive_create", "rename", "append", "modes", "room"):
+        assert states[f"folder.{name}"] == OK
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_hold_the_checkpoints_fails(tmp_path):
+    lines = check_folder(tmp_path, state_bytes=1e18, kept=3, size_bytes=0)
+    room = next(one for one in lines if one.name == "folder.room")
+    assert room.state == FAIL
+    assert "checkpoint.keep_last" in room.todo
+
+
+def test_a_folder_that_nobody_can_write_to_fails_with_a_sentence(tmp_path):
+    (line,) = check_folder(tmp_path / "none", state_bytes=None, kept=3, size_bytes=0)
+    assert (line.state, line.name) == (FAIL, "folder.writable")
+
+
+def test_a_file_system_that_lets_all_win_a_claim_is_found(tmp_path, monkeypatch):
+    really = os.open
+
+    def lenient(path, flags, *rest, **more):
+        return really(path, flags & ~os.O_EXCL, *rest, **more)
+
+    monkeypatch.setattr(os, "open", lenient)
+    lines = check_folder(tmp_path, state_bytes=None, kept=3, size_bytes=0)
+    line = next(one for one in lines if one.name == "folder.exclusive_create")
+    assert line.state == FAIL
+    assert "8 did" in line.seen
+
+
+def refuse_folders(fd, really=os.fsync):
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "Invalid argument")
+    return really(fd)
+
+
+def test_one_trial_that_is_refused_leaves_the_others_standing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    lines = check_folder(tmp_path, state_bytes=1e6, kept=3, size_bytes=0)
+    assert len(lines) == 7
+    assert [one.name for one in lines if one.state == FAIL] == ["folder.fsync"]
+    assert "Invalid argument" in next(one.seen for one in lines if one.state == FAIL)
+
+
+def test_a_quota_that_is_met_while_measuring_is_told_as_one(tmp_path, monkeypatch):
+    def full(size):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "urandom", full)
+    found = {
+        one.name: one
+        for one in check_folder(tmp_path, state_bytes=None, kept=3, size_bytes=1 << 22)
+    }
+    assert found["folder.speed"].state == FAIL
+    assert "quota" in found["folder.speed"].todo
+    assert found["folder.rename"].state == OK
+
+
+def host(environ=None, *, staged_bytes=None, is_node=True, root=Path("/")):
+    lines = check_host(
+        environ or {}, staged_bytes=staged_bytes, stop_signal="USR1", is_node=is_node, root=root
+    )
+    return {one.name: one for one in lines}
+
+
+def test_a_host_without_room_for_what_a_save_stages_fails():
+    found = host(staged_bytes=1e15)
+    assert found["host.shared_memory"].state == found["host.memory"].state == FAIL
+    assert host(staged_bytes=1.0)["host.memory"].state == OK
+
+
+def test_the_memory_of_a_login_node_is_not_judged():
+    found = host(staged_bytes=1e15, is_node=False)
+    for name in ("host.shared_memory", "host.memory"):
+        assert found[name].state == SKIPPED
+        assert "srun ftslurm doctor --here" in found[name].seen
+
+
+@pytest.mark.parametrize(
+    ("member", "files"),
+    [
+        ("0::/job/step", {"cgroup/job/memory.max": "4000000000", "cgroup/job/memory.current": "1",
+                          "cgroup/job/step/memory.max": "max"}),
+        ("5:cpu,memory:/job", {"cgroup/memory/job/memory.limit_in_bytes": "4000000000",
+                               "cgroup/memory/job/memory.usage_in_bytes": "1",
+                               "cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_job_is_that_of_its_cgroup(tmp_path, member, files):
+    files = {f"sys/fs/{name}": text for name, text in files.items()}
+    files["proc/self/cgroup"] = f"{member}\n"
+    files["proc/meminfo"] = "MemAvailable: 64000000 kB\n"
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    line = host(staged_bytes=5e9, root=tmp_path)["host.memory"]
+    assert line.state == FAIL
+    assert "4.0 GB of the job's memory free" in line.seen
+    (tmp_path / "proc/self/cgroup").unlink()
+    assert host(staged_bytes=5e9, root=tmp_path)["host.memory"].state == OK
+
+
+def test_a_signal_that_nccl_takes_for_itself_fails():
+    assert host({"NCCL_PROXY_DUMP_SIGNAL": "10"})["host.signal_clash"].state == FAIL
+    assert host({"NCCL_PROXY_DUMP_SIGNAL": "12"})["host.signal_clash"].state == OK
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "state"),
+    [
+        ("NCCL_SOCKET_IFNAME", "ib7", WARN),
+        ("NCCL_SOCKET_IFNAME", "ib", OK),
+        ("NCCL_SOCKET_IFNAME", "ib0,mlx9", OK),
+        ("NCCL_SOCKET_IFNAME", "^docker0,virbr0", OK),
+        ("NCCL_SOCKET_IFNAME", "=eth0,eth7", OK),
+        ("NCCL_SOCKET_IFNAME", "=eth,ib", WARN),
+        ("GLOO_SOCKET_IFNAME", "eth0", OK),
+        ("GLOO_SOCKET_IFNAME", "eth", WARN),
+        ("GLOO_SOCKET_IFNAME", "eth0,eth7", WARN),
+    ],
+)
+def test_an_interface_that_is_not_there_is_named(tmp_path, variable, value, state):
+    for name in ("sys/class/net/eth0", "sys/class/net/ib0", "sys/class/net/lo"):
+        (tmp_path / name).mkdir(parents=True)
+    assert host({variable: value}, root=tmp_path)["host.interface"].state == state
+
+
+def test_little_locked_memory_is_named(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
+    assert host()["host.locked_memory"].state == WARN
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert host()["host.locked_memory"].state == OK
+
+
+def test_the_verb_prints_lines_for_people_and_for_programs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--here", "--write-gb", "0"]) == 0
+    text = capsys.readouterr().out
+    assert "folder.exclusive_create" in text
+    assert main(["doctor", "--here", "--write-gb", "0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    names = [line["name"] for line in record["lines"]]
+    assert all(name in text for name in names)
+    assert main(["doctor", "--here", "--write-gb", "0", "--state-gb", "1e9"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nodes", "0"], "`0` is not above 0"),
+        (["--keep", "1.5"], "`1.5` is no whole number"),
+        (["--state-gb", "nan"], "`nan` is no number from 0 on"),
+        (["--write-gb", "-1"], "`-1` is no number from 0 on"),
+        (["--signal", "FOO"], "choose from"),
+    ],
+)
+def test_an_option_that_cannot_be_right_is_refused_with_a_sentence(arguments, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--here", *arguments])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_without_slurm_the_verb_ends_with_3_and_says_what_was_not_looked_at(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["doctor", "--write-gb", "0", "--state-gb", "1e-6"]) == 3
+    text = capsys.readouterr().out
+    assert "Slurm was not asked" in text
+    assert "4 not looked at" in text

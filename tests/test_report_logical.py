@@ -1,0 +1,133 @@
+"""Rows of accounting become logical jobs, and each run of one gets the cause its state tells."""
+
+import pytest
+
+from ftslurm.diagnosis import causes
+from ftslurm.report.logical import ending, fold
+from ftslurm.scheduler.job_table import JobRun, StepRow
+
+
+def run(job_id="7", state="COMPLETED", **values):
+    """A run of a job; times in seconds."""
+    defaults = {
+        "cancelled_by": None, "code": 0, "signal": 0, "start_at": 100.0, "end_at": 200.0,
+        "failed_node": None, "reason": "", "restarts": None, "user": "ada", "uid": 1001,
+        "name": "train", "submit_at": 90.0,
+    }  # fmt: skip
+    return JobRun(job_id, state, **{**defaults, **values})
+
+
+def step(state="COMPLETED", signal=0, code=0, step_id="7.0", name="ranks"):
+    return StepRow(step_id, state, code, signal, 200.0, name)
+
+
+def jobs(*runs):
+    return list(fold(iter(runs)))
+
+
+def test_requeues_preemptions_and_lost_nodes_of_one_job_are_its_attempts():
+    (job,) = jobs(
+        run(state="PREEMPTED", restarts=0), run(state="NODE_FAIL", restarts=1, failed_node="n2"),
+        run(state="REQUEUED", restarts=2), run(state="RUNNING", restarts=3),
+    )  # fmt: skip
+    assert [one.state for one in job.attempts] == ["PREEMPTED", "NODE_FAIL", "REQUEUED", "RUNNING"]
+    assert job.state == "running"
+
+
+def test_an_old_job_of_the_same_number_is_another_job():
+    old = run(restarts=0, end_at=200.0)
+    new = run(restarts=0, submit_at=1e9, start_at=1e9, end_at=1e9 + 5)
+    assert [len(job.attempts) for job in jobs(old, new)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"user": "bob"}, {"name": "other"}, {"submit_at": 1e9}, {"cluster": "far"}]
+)
+def test_without_a_restart_count_another_owner_name_or_year_is_another_job(changed):
+    assert len(jobs(run(state="REQUEUED"), run(**changed))) == 2
+    assert len(jobs(run(state="REQUEUED"), run(submit_at=201.0))) == 1
+
+
+def test_rows_of_before_an_upgrade_all_say_that_they_are_the_first():
+    queued_again = [
+        run(state="PREEMPTED", restarts=0),
+        run(state="REQUEUED", restarts=0, submit_at=300.0, start_at=310.0, end_at=400.0),
+        run(restarts=0, submit_at=500.0, start_at=510.0, end_at=600.0),
+    ]
+    assert [len(job.attempts) for job in jobs(*queued_again)] == [3]
+    other = run(restarts=0, user="bob", submit_at=500.0)
+    assert [len(job.attempts) for job in jobs(*queued_again[:2], other)] == [2, 1]
+
+
+def test_array_tasks_are_jobs_and_a_range_that_waits_is_one_row_of_many():
+    found = jobs(run("70_1"), run("70_2", "FAILED"), run("70_[3-9,12%2]", "PENDING"))
+    assert [(job.job_id, job.tasks, job.state) for job in found] == [
+        ("70_1", 1, "completed"), ("70_2", 1, "failed"), ("70_[3-9,12%2]", 8, "waiting"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [("70_[0-10:5]", 3), ("70_[1]", 1), ("70_[1,2,...]", 2), ("70_[]", 1), ("70", 1)],
+)
+def test_tasks_of_a_range_are_counted(text, tasks):
+    assert jobs(run(text, "PENDING"))[0].tasks == tasks
+
+
+def test_a_het_job_is_one_job_with_the_resources_of_all_its_parts():
+    (job,) = jobs(
+        run("12+0", "NODE_FAIL", gpus=8, num_nodes=1, nodes="n1", restarts=0),
+        run("12+0", gpus=8, num_nodes=1, nodes="n1", restarts=1),
+        run("12+1", "NODE_FAIL", gpus=4, num_nodes=2, nodes="n[5-6]", restarts=0, failed_node="n5"),
+        run("12+1", gpus=4, num_nodes=2, nodes="n[5-6]", restarts=1),
+    )  # fmt: skip
+    assert (job.job_id, job.parts, len(job.attempts)) == ("12", 2, 2)
+    assert (job.attempts[0].gpus, job.attempts[0].nodes) == (12, "n1,n[5-6]")
+    assert job.attempts[0].failed_node == "n5"
+
+
+def test_a_word_for_a_state_that_nobody_knows_is_no_failure():
+    (job,) = jobs(run(state="FROBNICATED"))
+    assert job.state == "unknown"
+    assert ending(job.newest).cause == causes.UNKNOWN
+
+
+ENDINGS = [
+    (run(state="RUNNING", code=0), None, ""),
+    (run(state="COMPLETED"), None, ""),
+    (run(state="PREEMPTED"), causes.PREEMPTED, "preempted"),
+    (run(state="TIMEOUT"), causes.TIME_LIMIT, "time limit"),
+    (run(state="DEADLINE"), causes.TIME_LIMIT, "deadline"),
+    (run(state="NODE_FAIL", failed_node="n2"), causes.NODE, "node failed"),
+    (run(state="BOOT_FAIL"), causes.NODE, "boot"),
+    (run(state="REQUEUED"), None, "requeued"),
+    (run(state="REQUEUED", code=3), causes.CODE, "exit code 3, and queued again"),
+    (run(state="CANCELLED", cancelled_by=1001), causes.CANCELLED_USER, "owner"),
+    (run(state="CANCELLED", cancelled_by=0), causes.CANCELLED_ADMIN, "user id 0"),
+    (run(state="CANCELLED"), causes.CANCELLED_USER, "does not say"),
+    (run(state="OUT_OF_MEMORY", signal=125), causes.OOM_HOST, "memory"),
+    (run(state="FAILED", code=3), causes.CODE, "exit code 3"),
+    (run(state="FAILED", code=0, signal=11), causes.CODE, "signal 11"),
+    (run(state="FAILED", code=None, signal=None), causes.CODE, "not known"),
+    (run(state="FAILED", code=1, steps=[step("OUT_OF_MEMORY", 125)]), causes.OOM_HOST, "7.0"),
+    (run(state="FAILED", code=0, signal=9, steps=[step("FAILED", 9)]), causes.UNKNOWN, "signal 9"),
+    (run(steps=[step("CANCELLED", 10)]), causes.CODE, "COMPLETED, but step 7.0 died of signal 10"),
+    (run(steps=[step("OUT_OF_MEMORY", 125)]), causes.OOM_HOST, "COMPLETED, but"),
+    (run(steps=[step("CANCELLED", 9, name="agents")]), None, ""),
+    (run(steps=[step("CANCELLED", 15)]), None, ""),
+    (run(steps=[step("FAILED", 11, step_id="7.extern")]), None, ""),
+    (run(state="FAILED", code=9, steps=[step("CANCELLED", 9)]), causes.UNKNOWN, "was killed"),
+    (run(state="FAILED", code=137, steps=[step("CANCELLED", 9)]), causes.UNKNOWN, "was killed"),
+    (run(state="FAILED", code=9, steps=[step("CANCELLED", 9, name="agents")]), causes.CODE, "9"),
+    (run(steps=[step("FAILED", 11), step(step_id="7.2")]), None, ""),
+    (run(steps=[step("FAILED", 11), step(step_id="7.batch")]), causes.CODE, "signal 11"),
+    (run(steps=[step(), step("FAILED", 11, step_id="7.2")]), causes.CODE, "signal 11"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "cause", "told"), ENDINGS)
+def test_the_state_of_a_run_and_its_steps_tell_its_cause(one, cause, told):
+    found = ending(one)
+    assert found.cause == cause
+    assert told in found.sentence
+    assert found.node == one.failed_node

@@ -1,0 +1,167 @@
+"""Which runs a report is about: of the window, of the user; what cannot be read is said."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from test_job_table import row
+from test_report_command import as_json, report, sacct
+
+from ftslurm.files import write_json
+from ftslurm.report import sources
+from ftslurm.report.sources import NodeNames, runs_below
+from ftslurm.run.attempts import Attempt, claim
+from ftslurm.run.jobs import add_job
+from ftslurm.run.layout import RunLayout
+
+__all__ = ["sacct"]
+
+HOUR_S = 3600.0
+
+
+def make_run(name, job_id, *, claimed_at, root="runs", scheduler="slurm", nodes=("n1", "n2")):
+    layout = RunLayout(Path(root) / name)
+    layout.jobs.parent.mkdir(parents=True)
+    write_json(layout.run_json, {"schema_version": 1, "run_id": name, "spec": {"steps": 10}})
+    add_job(layout, job_id, scheduler=scheduler, queued_by="submit", now=lambda: claimed_at - 600.0)
+    claim(layout, Attempt(0, job_id, 0, list(nodes), claimed_at))
+    return layout
+
+
+def slurm(job_id, state, start, *, hours=1.0, **values):
+    return row(
+        job_id, state, Submit=f"{start - 600:.0f}", Eligible=f"{start - 600:.0f}",
+        Start=f"{start:.0f}", End=f"{start + 3600 * hours:.0f}", ElapsedRaw=f"{3600 * hours:.0f}",
+        **values,
+    )  # fmt: skip
+
+
+def test_a_run_of_before_the_window_is_left_out(sacct, capsys):
+    now = time.time()
+    make_run("old", "7", claimed_at=now - 400 * 24 * HOUR_S)
+    code, record = as_json(capsys, "--since", "1d")
+    assert (code, record["jobs"]) == (0, [])
+    make_run("new", "8", claimed_at=now - 2 * HOUR_S)
+    _, record = as_json(capsys, "--since", "1d")
+    assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["new"]
+    assert len(as_json(capsys, "runs/old")[1]["jobs"]) == 1  # named, it is reported
+
+
+def test_a_run_of_another_user_is_left_out(sacct, capsys):
+    make_run("mine", "7", claimed_at=time.time() - HOUR_S)
+    assert as_json(capsys, "--user", "nobodyelse")[1]["jobs"] == []
+    assert len(as_json(capsys)[1]["jobs"]) == 1
+    assert len(as_json(capsys, "--all-users")[1]["jobs"]) == 1
+
+
+def test_a_run_that_crosses_the_window_is_asked_for_whole_and_counted_within_it(sacct, capsys):
+    begin = time.time() - 10 * HOUR_S
+    make_run("r", "7", claimed_at=begin + 1)
+    second = slurm("7", "FAILED", begin + 6 * HOUR_S, Restarts="1", ExitCode="1:0")
+    sacct.rows(second)
+    sacct.has_of_jobs(slurm("7", "NODE_FAIL", begin, FailedNode="n2"), second)
+    _, record = as_json(capsys, "--since", "5h")
+    (job,) = record["jobs"]
+    assert job["run_dir"].endswith("runs/r")
+    assert [one["state"] for one in job["attempts"]] == ["FAILED"]
+    assert record["fleet"]["total"]["gpu_hours"] == pytest.approx(8.0)
+    _, record = as_json(capsys, "--since", "1d")
+    first = record["jobs"][0]["attempts"][0]
+    assert (first["number"], first["cause"], first["node"], first["gpus"]) == (1, "node", "n2", 8)
+    assert record["fleet"]["node_faults"] == 1
+
+
+def test_the_rows_of_an_older_job_of_the_same_number_are_not_the_runs(sacct, capsys):
+    begin = time.time() - 10 * HOUR_S
+    make_run("r", "7", claimed_at=begin + 1)
+    mine = slurm("7", "COMPLETED", begin)
+    older = slurm("7", "NODE_FAIL", begin - 9000 * HOUR_S, User="eve", FailedNode="n9")
+    sacct.rows(mine)
+    sacct.has_of_jobs(older, mine)
+    _, record = as_json(capsys, "runs/r")
+    (job,) = record["jobs"]
+    assert [(one["number"], one["gpus"]) for one in job["attempts"]] == [(1, 8)]
+
+
+def test_a_job_of_which_only_the_newest_row_is_left_is_the_runs_all_the_same(sacct, capsys):
+    """A requeue sets the time of submission anew."""
+    begin = time.time() - 10 * HOUR_S
+    make_run("r", "7", claimed_at=begin + 1)
+    sacct.rows(slurm("7", "FAILED", begin + 6 * HOUR_S, Restarts="1", ExitCode="1:0"))
+    _, record = as_json(capsys, "runs/r")
+    assert [one["number"] for one in record["jobs"][0]["attempts"]] == [1, None]
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
+    for name in ("a", "closed", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    is_file = Path.is_file
+
+    def refused(path):
+        if "closed" in path.parts:
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    notes = []
+    assert [path.name for path in runs_below(tmp_path, notes)] == ["a", "z"]
+    assert "1 folders" in notes[0]
+
+
+def test_a_named_run_that_may_not_be_read_is_refused_with_a_sentence(sacct, capsys, monkeypatch):
+    make_run("r", "7", claimed_at=time.time())
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert report("runs/r") == 2
+    assert "may not be read" in capsys.readouterr().err
+
+
+def test_a_run_that_stops_being_readable_is_left_out_and_that_is_said(sacct, capsys, monkeypatch):
+    make_run("r", "7", claimed_at=time.time())
+    make_run("s", "8", claimed_at=time.time())
+    read_story = sources.read_story
+
+    def refused(layout, *, now):
+        if layout.root.name == "r":
+            raise PermissionError(13, "Permission denied", str(layout.root))
+        return read_story(layout, now=now)
+
+    monkeypatch.setattr(sources, "read_story", refused)
+    _, record = as_json(capsys, "runs/r", "runs/s")
+    assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["s"]
+    assert "run `runs/r` is left out" in record["source"]["notes"][0]
+
+
+def test_jobs_of_many_runs_are_asked_for_in_several_calls(sacct, capsys, monkeypatch):
+    monkeypatch.setattr(sources, "_IDS_AT_ONCE", 2)
+    for number in range(5):
+        make_run(f"r{number}", f"{70 + number}", claimed_at=time.time())
+    code, record = as_json(capsys, "runs")
+    assert (code, len(record["jobs"])) == (0, 5)
+    assert "--jobs=74" in sacct.asked
+
+
+def test_a_run_without_a_trace_is_told_as_such(sacct, capsys):
+    layout = make_run("r", "7", claimed_at=time.time() - HOUR_S)
+    record = {**json.loads(layout.run_json.read_text()), "spec": {"steps": 0, "program": ["a"]}}
+    write_json(layout.run_json, record)
+    sacct.rows(slurm("7", "COMPLETED", time.time() - 2 * HOUR_S))
+    _, record = as_json(capsys, "runs/r")
+    assert (record["fleet"]["runs_untold"], record["fleet"]["goodput"]["share"]) == (1, None)
+    report("runs/r")
+    assert "of 1 runs it is not known" in capsys.readouterr().out
+
+
+def test_names_of_nodes_are_held_once_and_in_bounds(monkeypatch):
+    monkeypatch.setattr(sources, "_NAMES_HELD", 100)
+    names = NodeNames()
+    assert names.of("n[1-3]")[2] is names.of("n3")[0]
+    for number in range(50):
+        names.of(f"rack{number}n[1-10]")
+    assert sum(map(len, names._lists.values())) <= 100
+    assert names.of("[") == []
