@@ -9,13 +9,12 @@ import argparse
 import fcntl
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import daemons
 import fetch
@@ -23,12 +22,13 @@ import image
 import lifecycle
 import live
 import nodes
+import options
 import packages
 import preflight
 import shared_fs
 from config import Settings
 from errors import ClusterError
-from identity import DEFAULT_FOLDER, MAX_NODES, Identity, identify, node_names
+from identity import DEFAULT_FOLDER, Identity, identify, node_names
 from lifecycle import say
 from record import Record, read_record
 
@@ -39,6 +39,7 @@ examples:
   eval "$(cluster.py up)"                      the same, and SLURM_CONF set in this shell
   runuser -u ftuser1 -- sh -c 'cd; sbatch -N2 --wrap "srun hostname"'   submit as ordinary user
   cluster.py set --send-user-signal on         preemption sends a job's own --signal first
+  cluster.py set --epilog /opt/site/epilog.sh  what nodes run as root when a job has left
   cluster.py cut n2; cluster.py join n2        pull the node's network cable; plug it in again
   cluster.py kill n2; cluster.py start n2      power off, memory lost; power on
   cluster.py stop slurmdbd; cluster.py start slurmdbd   (or kill; or slurmctld) away, and back
@@ -48,7 +49,8 @@ examples:
 
 what is there when it is up:
   nodes n1..nN, each with 2 CPUs, 4000 MB, gres/gpu:2 (stand-in devices), its own network, host
-    name, processes, /tmp and /dev/shm (memory) and FOLDER/local (its disk, kept by kill)
+    name, processes, /tmp and /dev/shm (memory), FOLDER/local (its disk, kept by kill) and
+    FOLDER/own (the same, where root alone writes)
   partitions low (default; preempted jobs are requeued after the grace time) and high
   users ftuser1 and ftuser2 with homes under FOLDER/home, known to sacct
   logs in FOLDER/log; `nsenter --target PID --all` enters a node (`status --json` has the PIDs)
@@ -270,7 +272,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     status.set_defaults(verb_function=_status)
 
     change = verbs.add_parser("set", help="change settings of the running cluster")
-    _add_settings(change)
+    options.add_settings(change)
     change.set_defaults(verb_function=_set)
 
     enter = verbs.add_parser("enter", help="run a command with the cluster's Slurm on its PATH")
@@ -300,8 +302,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _add_up(up: argparse.ArgumentParser) -> None:
-    up.add_argument("--nodes", type=_node_count, help="number of nodes (default 4)")
-    _add_settings(up)
+    up.add_argument("--nodes", type=options.node_count, help="number of nodes (default 4)")
+    options.add_settings(up)
     up.add_argument("--expose", type=Path, metavar="PATH", help="show PATH at FOLDER/src")
     up.add_argument(
         "--slurm-version",
@@ -317,66 +319,11 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     )
     up.add_argument(
         "--memory-cgroup",
-        type=_on_off,
+        type=options.on_off,
         metavar="on|off",
         help="jobs ask for memory and are killed above it; needs cgroup v1 (default off)",
     )
     up.set_defaults(verb_function=_up)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--send-user-signal",
-        type=_on_off,
-        metavar="on|off",
-        help="preemption sends a job's own --signal first instead of TERM (default off)",
-    )
-    parser.add_argument(
-        "--grace-s",
-        type=_seconds,
-        metavar="N",
-        help="GraceTime of partition low (default 15)",
-    )
-    parser.add_argument(
-        "--kill-wait-s", type=_seconds, metavar="N", help="KillWait: TERM to KILL (default 5)"
-    )
-    parser.add_argument(
-        "--slurmd-timeout-s",
-        type=_seconds,
-        metavar="N",
-        help="SlurmdTimeout: silence after which a node is down (default 20)",
-    )
-    for name, text in (
-        ("job-requeue", "JobRequeue: jobs that ask for nothing may be requeued (default on)"),
-        ("strip-requeue", "the site takes --requeue away from every new job (default off)"),
-        ("scontrol", "nodes have the command scontrol (default on)"),
-        ("expedited-requeue", "jobs may ask for --requeue=expedite (25.11 and later; default off)"),
-    ):
-        parser.add_argument(f"--{name}", type=_on_off, metavar="on|off", help=text)
-    parser.add_argument(
-        "--requeue-delay-s",
-        type=_seconds,
-        metavar="N",
-        help="requeue_delay: how long a requeued job waits (25.11 and later; default 120)",
-    )
-
-
-def _node_count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= MAX_NODES:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 1 to {MAX_NODES}")
-    return int(text)
-
-
-def _seconds(text: str) -> int:
-    if not re.fullmatch(r"\d{1,5}", text):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds")
-    return int(text)
-
-
-def _on_off(text: str) -> Optional[bool]:
-    if text not in ("on", "off"):
-        raise argparse.ArgumentTypeError(f"`{text}` is not `on` or `off`")
-    return text == "on"
 
 
 if __name__ == "__main__":

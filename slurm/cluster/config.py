@@ -27,6 +27,8 @@ USER_SIGNAL_MOVED = (23, 2)
 EXPEDITED_REQUEUE_SINCE = (25, 11)
 REQUEUE_DELAY_S = 120
 """What Slurm waits by itself: AuthInfo=cred_expire, which is left as it is."""
+HEALTH_CHECK_INTERVAL_S = 5
+"""Sites have minutes; nobody waits for that here."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class Settings:
     expedited_requeue: bool = False
     """Jobs may ask for --requeue=expedite."""
     requeue_delay_s: int = REQUEUE_DELAY_S
+    prolog: str = ""
+    """A program of root's on every node as soon as a job has it; empty: none."""
+    epilog: str = ""
+    health_check: str = ""
+    """A program that every slurmd starts each HEALTH_CHECK_INTERVAL_S."""
+    nohold_on_prolog_fail: bool = False
+    """A job whose prolog failed is queued again, not queued and held."""
     shared_fs: str = "none"
     """none | bindfs: how nodes see FOLDER/home, see shared_fs.py. As long as the cluster is up."""
     memory_cgroup: bool = False
@@ -97,9 +106,26 @@ def parameters(settings: Settings, version: tuple[int, int]) -> dict[str, list[s
         words.setdefault("SlurmctldParameters", []).append("enable_expedited_requeue")
     if settings.requeue_delay_s != REQUEUE_DELAY_S:
         words["SchedulerParameters"].append(f"requeue_delay={settings.requeue_delay_s}")
+    if settings.nohold_on_prolog_fail:
+        words["SchedulerParameters"].append("nohold_on_prolog_fail")
     if settings.strip_requeue:
         words["JobSubmitPlugins"] = ["lua"]
     return words
+
+
+def programs(settings: Settings) -> dict[str, str]:
+    """slurm.conf keys of the programs that slurmd runs as root, and what belongs to them."""
+    lines: dict[str, str] = {}
+    if settings.prolog:
+        # On all nodes of a job before anything of it runs, not with the first step there.
+        lines.update(Prolog=settings.prolog, PrologFlags="Alloc")
+    if settings.epilog:
+        lines["Epilog"] = settings.epilog
+    if settings.health_check:
+        lines["HealthCheckProgram"] = settings.health_check
+        lines["HealthCheckInterval"] = str(HEALTH_CHECK_INTERVAL_S)
+        lines["HealthCheckNodeState"] = "ANY"
+    return lines
 
 
 def render_slurm_conf(identity: Identity, settings: Settings, version: tuple[int, int]) -> str:
@@ -122,6 +148,7 @@ def render_slurm_conf(identity: Identity, settings: Settings, version: tuple[int
         parameters="\n".join(
             f"{key}={','.join(words)}" for key, words in parameters(settings, version).items()
         ),
+        programs="\n".join(f"{key}={value}" for key, value in programs(settings).items()),
         node_list=_node_list(settings.nodes),
         address_list=",".join(identity.node_address(n) for n in node_names(settings.nodes)),
     )

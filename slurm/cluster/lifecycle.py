@@ -206,7 +206,7 @@ def _make_folder(identity: Identity, record: Record) -> None:
     identity.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     identity.folder.chmod(0o755)
     record.save()
-    for name in ("etc", "home", "local", "munge", "nodes", "dev"):
+    for name in ("etc", "home", "local", "own", "munge", "nodes", "dev"):
         (identity.folder / name).mkdir()
     for name in ("mysql", "run", "state", "log"):
         (identity.folder / name).mkdir()

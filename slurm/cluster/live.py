@@ -87,6 +87,10 @@ def read_effective(record: Record) -> dict[str, Any]:
         "scontrol": record.settings.scontrol,
         "expedited_requeue": "enable_expedited_requeue" in _words(shown, "SlurmctldParameters"),
         "requeue_delay_s": int(delay[1]) if delay else config.REQUEUE_DELAY_S,
+        "prolog": _program(shown, "Prolog"),
+        "epilog": _program(shown, "Epilog"),
+        "health_check": _program(shown, "HealthCheckProgram"),
+        "nohold_on_prolog_fail": "nohold_on_prolog_fail" in _words(shown, "SchedulerParameters"),
         "shared_fs": record.settings.shared_fs,
         "memory_cgroup": record.settings.memory_cgroup,
     }
@@ -94,6 +98,12 @@ def read_effective(record: Record) -> dict[str, Any]:
 
 def _words(shown: str, key: str) -> list[str]:
     return _field(shown, rf"^{key}\s*=(.*)$").split(",")
+
+
+def _program(shown: str, key: str) -> str:
+    """Slurm 24.11 may have several, `Prolog[0]` first, and says nothing of none."""
+    found = re.search(rf"^{key}(?:\[0\])?\s*=\s*(\S*)$", shown, re.MULTILINE)
+    return found[1] if found and found[1] != "(null)" else ""
 
 
 def _field(text: str, pattern: str) -> str:

@@ -49,7 +49,8 @@ def main() -> NoReturn:
 def _mount(hostname: str, folder: Path) -> None:
     for place in PRIVATE_MEMORY:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place], check=True)
-    _bind(folder / "nodes" / hostname / "local", folder / "local")
+    for name in ("local", "own"):
+        _bind(folder / "nodes" / hostname / name, folder / name)
     _bind(folder / "etc" / "hosts", Path("/etc/hosts"))
 
 

@@ -39,6 +39,7 @@ MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 def make_node_folder(identity: Identity, node: str) -> None:
     folder = identity.node_folder(node)
     (folder / "spool").mkdir(parents=True, exist_ok=True)
+    (folder / "own").mkdir(exist_ok=True)
     disk = folder / "local"
     disk.mkdir(exist_ok=True)
     disk.chmod(0o1777)

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, Generic, Optional, TypeVar
 
 from fakes.project import RANK, Run, overrides
-from lab import REPOSITORY, Lab, cluster, open_lab, wait_until
+from lab import REPOSITORY, Lab, cluster, wait_until
+from opening import open_lab
 
 from ftslurm.run.attempts import read_progress
 
@@ -54,6 +55,8 @@ class LabRun:
             "cluster.tasks_per_node=2",
             "cluster.partition=low",
             "cluster.signal_lead_s=30",
+            # A preflight takes the seconds of loading torch; test_preflight_cluster.py has them.
+            "health.preflight=never",
             f"name={name}",
             f"runs_dir={self.folder}/runs",
         ]

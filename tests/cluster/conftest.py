@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
-from lab import NUM_NODES, REPOSITORY, Lab, cluster, open_lab
+from health_site import HealthSite
+from lab import NUM_NODES, REPOSITORY, Lab, cluster
+from opening import open_lab
 
 HERE = Path(__file__).parent
 LEFT_OUT = pytest.StashKey[str]()
@@ -82,6 +84,18 @@ def lab(pytestconfig: pytest.Config) -> Iterator[Lab]:
                 print("\ntaking the cluster down", flush=True)
                 ended = cluster("down", show=True)
             assert ended.returncode == 0, "the cluster is not wholly down; see above"
+
+
+@pytest.fixture(scope="session")
+def installed_site(lab: Lab) -> HealthSite:
+    return HealthSite(lab)
+
+
+@pytest.fixture
+def site(installed_site: HealthSite) -> HealthSite:
+    """The root-owned probe, installed; all nodes healthy and without a past."""
+    installed_site.renew()
+    return installed_site
 
 
 @pytest.fixture(autouse=True)

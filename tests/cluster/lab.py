@@ -33,6 +33,10 @@ DEFAULT_SETTINGS = {
     "scontrol": True,
     "expedited_requeue": False,
     "requeue_delay_s": 120,
+    "prolog": "",
+    "epilog": "",
+    "health_check": "",
+    "nohold_on_prolog_fail": False,
 }
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
@@ -70,6 +74,8 @@ class Lab:
     settings: dict[str, Any]
     version: tuple[int, int]
     """Of Slurm: (22, 5), (24, 11), (26, 5)."""
+    may_be_off: bool = True
+    """A node may be switched off or cut: to ask each of them costs half a second."""
 
     @property
     def queues_once_more(self) -> bool:
@@ -111,14 +117,14 @@ class Lab:
         """Run a command as a user, in a login's environment plus `env`."""
         home = self.users.get(user, self.folder)  # root has none of its own here
         identity = {"HOME": str(home), "USER": user, "LOGNAME": user}
+        # As root, without: Python then need not fork all of itself, which is two thirds of a call.
+        other = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
         result = subprocess.run(
             list(argv),
             input=stdin,
             env={**self.environment, **identity, **(env or {})},
             cwd=cwd or home,
-            user=user,
-            group=pwd.getpwnam(user).pw_gid,
-            extra_groups=[],
+            **({} if user == "root" else other),
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -250,18 +256,22 @@ class Lab:
 
     def cut(self, node: str) -> None:
         """Pull the node's network cable."""
-        self._cluster("cut", node)
+        self._power("cut", node)
 
     def join(self, node: str) -> None:
         """Plug the cable in again."""
-        self._cluster("join", node)
+        self._power("join", node)
 
     def kill(self, node: str) -> None:
         """Power the node off: processes and memory are lost."""
-        self._cluster("kill", node)
+        self._power("kill", node)
 
     def start(self, node: str) -> None:
-        self._cluster("start", node)
+        self._power("start", node)
+
+    def _power(self, verb: str, node: str) -> None:
+        self.may_be_off = True
+        self._cluster(verb, node)
 
     def node_states(self) -> dict[str, str]:
         """sinfo's word for each node: `idle`, `allocated`, `down*`..."""
@@ -295,7 +305,8 @@ class Lab:
         if self.settings != DEFAULT_SETTINGS:
             self.change_settings(**DEFAULT_SETTINGS)
             repaired.append("settings were changed")
-        self._switch_on_nodes()  # a job does not end before all of its nodes say so
+        if self.may_be_off:
+            self._switch_on_nodes()  # a job does not end before all of its nodes say so
         if self.queue():
             self.cancel_all()
             repaired.append("jobs were left")
@@ -308,6 +319,7 @@ class Lab:
         for node in self.status()["nodes"]:
             if not (node["on"] and node["linked"]):
                 (self.join if node["on"] else self.start)(node["name"])
+        self.may_be_off = False
 
     def _repair_nodes(self) -> None:
         def all_idle() -> Optional[bool]:
@@ -346,7 +358,7 @@ def wait_until(
     *,
     timeout_s: float,
     seen: Callable[[], str],
-    interval_s: float = 0.2,
+    interval_s: float = 0.4,
 ) -> T:
     """Look until there is something to return; when the deadline passes, say what was seen."""
     deadline = time.monotonic() + timeout_s
@@ -357,43 +369,3 @@ def wait_until(
         if time.monotonic() > deadline:
             raise AssertionError(f"not in {timeout_s:g} s: {seen()}")
         time.sleep(interval_s)
-
-
-def open_lab(folder: Optional[Path] = None) -> Lab:
-    """The Lab of a cluster that is up, with everything back to default."""
-    shown = json.loads(cluster("status", "--json", folder=folder).stdout)
-    folder = Path(shown["folder"])
-    checkout = Path(shown["source_folder"])
-    lab = Lab(
-        folder=folder,
-        environment={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": shown["slurm_conf"]},
-        users={user["name"]: Path(user["home"]) for user in shown["users"]},
-        checkout=checkout,
-        python=checkout / ".venv" / "bin" / "python",
-        settings={name: shown["settings"][name] for name in DEFAULT_SETTINGS},
-        version=_parse_version(shown["version"]),
-    )
-    lab.python = _find_python(lab)
-    lab.reset()
-    return lab
-
-
-def _parse_version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
-    return int(major), int(minor)
-
-
-def _find_python(lab: Lab) -> Path:
-    """The checkout's venv, else the running one, whichever an ordinary user can execute."""
-    candidates = [lab.python, Path(sys.prefix).resolve() / "bin" / "python"]
-    for candidate in candidates:
-        probe = [str(candidate), "-c", "import pytest"]
-        try:
-            if lab.run_as(lab.user, probe, check=False).returncode == 0:
-                return candidate
-        except OSError:
-            continue  # not there, or in a folder this user cannot enter
-    raise AssertionError(
-        f"ordinary users can execute none of {[str(c) for c in candidates]}: make the venv "
-        "from an interpreter outside root's home"
-    )

@@ -38,13 +38,8 @@ main = rank.main
 """
 
 
-class SickRun(LabRun):
-    """A run that cannot train on some nodes."""
-
-    def __init__(self, lab: Lab, name: str, *more: str, sick: str, faults: str = "") -> None:
-        given = ["entry=rank:tests.fakes.sick:main", f"+user.sick={sick}", "steps=40", *more]
-        files = {"tests/fakes/sick.py": SICK}
-        super().__init__(lab, name, *given, faults=faults, files=files, step_s=0.08)
+class PlacedRun(LabRun):
+    """A run that is asked where it has been."""
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -66,6 +61,25 @@ class SickRun(LabRun):
             return (job.get("JobState") == "PENDING" and is_again) or None
 
         wait_until(waits, timeout_s=timeout_s, seen=self.says)
+
+    def queue_again_at_once(self) -> None:
+        """Its owner queues the job again, and moves its start to a few seconds ahead while its
+        nodes are still busy with their epilogs."""
+        self.lab.run_as(self.lab.user, ["scontrol", "requeue", self.job_id])
+        self.lab.wait_for_state(self.job_id, ["COMPLETING"], 15)
+        start = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now+4"]
+        self.lab.run_as(self.lab.user, start)
+        # Accepted, and forgotten when the epilogs have ended (seen on 22.05).
+        self.lab.hasten(self.job_id, timeout_s=90)
+
+
+class SickRun(PlacedRun):
+    """A run that cannot train on some nodes."""
+
+    def __init__(self, lab: Lab, name: str, *more: str, sick: str, faults: str = "") -> None:
+        given = ["entry=rank:tests.fakes.sick:main", f"+user.sick={sick}", "steps=40", *more]
+        files = {"tests/fakes/sick.py": SICK}
+        super().__init__(lab, name, *given, faults=faults, files=files, step_s=0.08)
 
     def wait_for_return(self, *, timeout_s: float = 60) -> None:
         """Until an allocation that Slurm gave has been given back."""

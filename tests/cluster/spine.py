@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from lab import Lab, wait_until
+from train import launch
 
 from ftslurm.files import read_json
 from ftslurm.replay.trace import count_trained, read_trace
 from ftslurm.run.attempts import Outcome, numbers, read_attempt, read_events, read_outcome
 from ftslurm.run.layout import RunLayout
 
-STEPS = 60
+STEPS = 40
 
 # Two nodes with two ranks each, five sequences a rank in two micro-steps: a step lasts some tenths
 # of a second, so a preemption asked for at one step arrives a few steps later, not after the end.
@@ -31,6 +33,8 @@ SETTINGS = (
     "optim.micro_batch_size=3",
     "checkpoint.interval_steps=10",
     "checkpoint.interval_s=0",
+    # It loads torch once more; test_preflight_cluster.py has it.
+    "health.preflight=never",
 )
 
 
@@ -56,11 +60,16 @@ class Run:
             seen=lambda: f"attempt {attempt} trained {self.trained(attempt)[-1:]}\n{self.story()}",
         )
 
-    def preempt(self) -> None:
-        """Another user's job takes the nodes of this one, which then waits and is hastened."""
+    def make_room(self) -> None:
+        """Another user's job takes the nodes of this one, which then waits."""
         nodes = self.lab.show_job(self.job_id)["NodeList"]
         self.lab.preempt(2, nodelist=nodes, seconds=2)
-        self.lab.hasten(self.job_id, timeout_s=90)
+        self.lab.wait_for_state(self.job_id, ["PENDING"], timeout_s=90)
+
+    def preempt(self) -> None:
+        """The same, and it is hastened."""
+        self.make_room()
+        self.lab.hasten(self.job_id)
 
     def finish(self, *, timeout_s: float = 300) -> None:
         """Wait for the job's end; it has to have finished the run."""
@@ -117,6 +126,17 @@ class Run:
             f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-12:])
             for path in sorted(folder.glob(pattern))
         ]
+
+
+def undisturbed(run: Run, folder: Path) -> Run:
+    """The same run with nothing in its way: on this machine, where torch is loaded once for all."""
+    layout = RunLayout(folder / run.layout.root.name)
+    for place in (layout.code, layout.attempts, layout.steps):
+        place.mkdir(parents=True)
+    shutil.copy(run.layout.run_json, layout.run_json)
+    ended = launch.run_attempt(layout, world_size=4, deadline_s=200)
+    assert ended.codes == [0] * 4, ended.logs()
+    return Run(run.lab, layout, "none")
 
 
 def submit(

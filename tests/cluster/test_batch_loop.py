@@ -20,24 +20,17 @@ from ftslurm.run.attempts import STOPPED, read_outcome
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-# Where each attempt is killed, and the step from which the next one goes on.
+# Where each attempt is killed, and the step from which the next one goes on. The other points of a
+# save are killed at in test_local_chain.py.
 DEATHS = [
     ("kill@step:rank=3:step=27", 20),
-    ("kill@staged:rank=0:step=40", 20),
-    ("kill@before_commit:step=40", 20),
     ("kill@before_rename:step=40", 20),
     ("kill@after_rename:step=40", 40),
 ]
 
 
-def undisturbed(lab: Lab) -> LabRun:
+def undisturbed_and_started_again(lab: Lab) -> LabRun:
     run = LabRun(lab, "undisturbed")
-    run.end_as("COMPLETED")
-    return run
-
-
-def started_again_when_done(lab: Lab) -> LabRun:
-    run = LabRun(lab, "done")
     run.end_as("COMPLETED")
     lab.run_as(lab.user, ["scontrol", "requeue", run.job_id])
     lab.hasten(run.job_id)
@@ -48,7 +41,7 @@ def started_again_when_done(lab: Lab) -> LabRun:
 
 
 def preempted_twice(lab: Lab, *, name: str) -> LabRun:
-    run = LabRun(lab, name, step_s=0.25)
+    run = LabRun(lab, name, step_s=0.2)
     for attempt in (1, 2):
         run.wait_for_training(attempt)
         run.preempt()
@@ -59,7 +52,7 @@ def preempted_twice(lab: Lab, *, name: str) -> LabRun:
 def killed(lab: Lab) -> LabRun:
     faults = ";".join(f"{where}:attempt={i}" for i, (where, _) in enumerate(DEATHS, start=1))
     run = LabRun(lab, "killed", f"recovery.max_failures={len(DEATHS)}", faults=faults)
-    run.end_as("COMPLETED")
+    run.end_as("COMPLETED", timeout_s=150)
     return run
 
 
@@ -86,7 +79,7 @@ def cancelled(lab: Lab) -> LabRun:
 
 
 def requeued_without_controller(lab: Lab) -> LabRun:
-    run = LabRun(lab, "controller-away", step_s=0.25)
+    run = LabRun(lab, "controller-away", step_s=0.15)
     run.wait_for_training(1)
     with controller_away(lab):
         pids = run.rank_pids()
@@ -110,11 +103,11 @@ def with_term(lab: Lab) -> Group[LabRun]:
     return Group(
         lab,
         {
-            "undisturbed": undisturbed,
+            "out of time": out_of_time,
             "killed": killed,
+            "undisturbed": undisturbed_and_started_again,
             "preempted": partial(preempted_twice, name="preempted-term"),
             "cancelled": cancelled,
-            "done": started_again_when_done,
         },
     )
 
@@ -124,13 +117,7 @@ def with_user_signal(lab: Lab) -> Group[LabRun]:
     """Preemption sends the job's own signal."""
     lab.set_send_user_signal(True)
     try:
-        return Group(
-            lab,
-            {
-                "preempted": partial(preempted_twice, name="preempted-usr1"),
-                "out of time": out_of_time,
-            },
-        )
+        return Group(lab, {"preempted": partial(preempted_twice, name="preempted-usr1")})
     finally:
         lab.set_send_user_signal(False)
 
@@ -146,16 +133,24 @@ def assert_same_trajectory(run: LabRun, baseline: LabRun) -> None:
     assert run.run.digest == baseline.run.digest
 
 
-def test_an_undisturbed_run_trains_every_step_once_in_one_attempt(with_term: Group[LabRun]) -> None:
+def test_an_undisturbed_run_trains_every_step_once_and_started_again_ends_at_once(
+    with_term: Group[LabRun],
+) -> None:
     run = with_term["undisturbed"]
     assert run.run.decisions() == ["done"]
+    assert len(run.status()["attempts"]) == 1
     assert sorted(run.run.losses) == list(range(1, STEPS + 1))
     assert run.run.steps_trained_twice == 0
     assert run.status()["state"] == "done"
 
 
 @pytest.mark.parametrize(
-    ("group", "sent"), [("with_term", "SIGTERM"), ("with_user_signal", "SIGUSR1")]
+    ("group", "sent"),
+    [
+        ("with_term", "SIGTERM"),
+        # By default test_spine.py has it, with torch.
+        pytest.param("with_user_signal", "SIGUSR1", marks=pytest.mark.full),
+    ],
 )
 def test_a_run_preempted_twice_ends_as_if_nothing_had_happened(
     request: pytest.FixtureRequest, lab: Lab, with_term: Group[LabRun], group: str, sent: str
@@ -190,9 +185,9 @@ def test_a_rank_killed_at_a_bad_moment_costs_the_steps_since_the_last_commit(
 
 
 def test_a_time_limit_is_answered_by_a_requeue_without_a_lost_step(
-    lab: Lab, with_term: Group[LabRun], with_user_signal: Group
+    lab: Lab, with_term: Group[LabRun]
 ) -> None:
-    run = with_user_signal["out of time"]
+    run = with_term["out of time"]
     assert run.run.decisions() == ["requeued", "done"], run.says()
     assert_same_trajectory(run, with_term["undisturbed"])
     assert run.run.steps_trained_twice == 0
@@ -208,13 +203,6 @@ def test_a_run_that_its_user_cancels_saves_and_stays_cancelled(with_term: Group[
     assert len(run.status()["attempts"]) == 1
     # None when KillWait was over before the decision.
     assert run.run.decisions() in ([], ["stop"]), run.says()
-
-
-def test_a_finished_run_that_is_started_again_ends_at_once(with_term: Group[LabRun]) -> None:
-    run = with_term["done"]
-    assert run.run.decisions() == ["done"]
-    assert len(run.status()["attempts"]) == 1
-    assert_same_trajectory(run, with_term["undisturbed"])
 
 
 def test_a_requeue_waits_for_a_controller_that_is_away(

@@ -32,13 +32,13 @@ def runs(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
     def submit(name: str, apart_from: str, *more: str) -> LabRun:
         # A node has CPUs for two ranks; the stale run has to come back to its nodes.
         placed = ["cluster.tasks_per_node=1", f'cluster.exclude="{apart_from}"']
-        return LabRun(lab, name, *placed, *more, step_s=0.25)
+        return LabRun(lab, name, *placed, *more, step_s=0.2)
 
     with ThreadPoolExecutor() as pool:
         submitted = {
             # What is left of a run that stops is never trained.
             "edited": pool.submit(submit, "edited", "n1,n2", "steps=400"),
-            "live": pool.submit(submit, "live", "n1,n2", "steps=100", "code=live"),
+            "live": pool.submit(submit, "live", "n1,n2", "steps=80", "code=live"),
             "stale": pool.submit(submit, "stale", "n3,n4", "steps=400"),
         }
     runs = {name: run.result() for name, run in submitted.items()}

@@ -18,7 +18,7 @@ from ftslurm.run.jobs import read_jobs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-STEP_S = 0.2
+STEP_S = 0.15
 RESUBMIT = "recovery.continue_by=resubmit"
 
 

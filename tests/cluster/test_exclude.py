@@ -5,12 +5,14 @@ The ranks on the nodes that `user.sick` names fail as on a broken GPU, in every 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from lab import Lab
 from sick_runs import SickRun
 
 from ftslurm.recovery.evidence import read_decision
-from ftslurm.run.node_memory import EXCLUDED, FAULT, RETURNED
+from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, RETURNED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -42,6 +44,19 @@ def test_a_node_is_kept_out_of_every_later_job_once_its_budget_is_used_up(lab: L
     run.end_as("COMPLETED")
     assert all("n2" not in one.nodes for one in run.attempts[2:]), run.says()
     assert len(run.attempts) == 4 and RETURNED not in [kind for kind, _ in run.kinds()]
+
+
+@pytest.mark.full
+def test_a_waiting_job_is_given_a_node_back_that_somebody_readmits(lab: Lab) -> None:
+    run = SickRun(lab, "readmitted", sick="n2")
+    run.wait_for_requeue()
+    assert run.excluded_by_slurm() == "n2", run.says()
+    root = str(run.run.layout.root)
+    told = json.loads(run.ftslurm("resume", root, "--readmit", "n[2]", "--json"))
+    assert told["result"] == "waiting" and "n2" in told["text"]
+    assert run.excluded_by_slurm() == "(null)", run.says()
+    assert run.kinds()[-1] == (READMITTED, "n2")
+    assert "excluded node" not in run.ftslurm("status", root)
 
 
 @pytest.mark.full

@@ -17,14 +17,14 @@ from ftslurm.run.attempts import read_outcome
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
-STEP_S = 0.2
+STEP_S = 0.15
 
 
 class Operated(LabRun):
-    """A run, the verbs for it, and what they answered."""
+    """A run on one node, so that four have room, the verbs for it, and what they answered."""
 
     def __init__(self, lab: Lab, name: str, *more: str, step_s: float = STEP_S) -> None:
-        super().__init__(lab, name, *more, step_s=step_s)
+        super().__init__(lab, name, "cluster.nodes=1", *more, step_s=step_s)
         self.answers: list[dict[str, Any]] = []
 
     def order(self, verb: str, *options: str) -> str:

@@ -1,104 +1,121 @@
 """The promise itself, on real Slurm with real torch: whatever happens, the same bits.
 
-Every run here is 2 nodes x 2 ranks of an ordinary user, held against an undisturbed one.
+Every run here is 2 nodes x 2 ranks of an ordinary user, held against the same run undisturbed on
+this machine: where ranks run is no part of the training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from lab import Lab
-from spine import STEPS, Run, ftslurm, submit
+from spine import STEPS, Run, ftslurm, submit, undisturbed
 
-from ftslurm.run.attempts import FINISHED, STOPPED
+from ftslurm.run.attempts import FINISHED, STOPPED, numbers, read_attempt
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.timeout(600)]
 
-Baseline = Callable[[str], Run]
+KILLED_AT, COMMITTED_THEN = 13, 10
 
 
 @pytest.fixture(scope="module")
-def baseline(lab: Lab) -> Baseline:
-    """An undisturbed run of each strategy, made when it is first asked for."""
-    runs: dict[str, Run] = {}
+def assert_same_bits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Run, str], None]:
+    """The undisturbed run of a strategy is made when it is first asked for."""
+    baselines: dict[str, Run] = {}
 
-    def of(strategy: str) -> Run:
-        if strategy not in runs:
-            runs[strategy] = submit(lab, f"parallel={strategy}", name=f"base-{strategy}")
-            runs[strategy].finish()
-        return runs[strategy]
+    def assert_it(run: Run, strategy: str) -> None:
+        if strategy not in baselines:
+            baselines[strategy] = undisturbed(run, tmp_path_factory.mktemp("undisturbed"))
+        baseline = baselines[strategy]
+        assert sorted(run.losses) == list(range(1, STEPS + 1)), run.story()
+        differing = [step for step, loss in run.losses.items() if loss != baseline.losses[step]]
+        assert not differing, f"losses differ from step {differing[0]} on\n{run.story()}"
+        assert run.parameter_digest == baseline.parameter_digest
+        moves = len(set(run.losses.values())) > STEPS // 2
+        assert moves, "the loss hardly moves: nothing is trained"
 
-    return of
-
-
-def assert_same_bits(run: Run, undisturbed: Run) -> None:
-    assert sorted(run.losses) == list(range(1, STEPS + 1)), run.story()
-    differing = [step for step, loss in run.losses.items() if loss != undisturbed.losses[step]]
-    assert not differing, f"losses differ from step {differing[0]} on\n{run.story()}"
-    assert run.parameter_digest == undisturbed.parameter_digest
+    return assert_it
 
 
-def test_two_undisturbed_runs_are_equal_bit_for_bit(lab: Lab, baseline: Baseline) -> None:
-    again = submit(lab, "parallel=ddp", name="again-ddp")
-    again.finish()
-    assert_same_bits(again, baseline("ddp"))
-    assert again.trained_twice() == 0
-    assert len(set(again.losses.values())) > STEPS // 2, "the loss hardly moves: nothing is trained"
+@pytest.fixture(scope="module")
+def preempted(lab: Lab) -> dict[str, Run]:
+    """One on the nodes beside the other's. Both are preempted by TERM, and then, where the site
+    says so, by the job's own signal; a rank of the first is killed before."""
+    killed = {"FTSLURM_FAULTS": f"kill@step:step={KILLED_AT}:rank=3:attempt=1"}
+    runs = {
+        "ddp": submit(lab, "parallel=ddp", name="ddp", environ=killed),
+        "fsdp": submit(lab, "parallel=fsdp", name="fsdp"),
+    }
+    attempts = {"ddp": 2, "fsdp": 1}
+
+    def trains_and_makes_room(strategy: str) -> None:
+        run, attempt = runs[strategy], attempts[strategy]
+        before = max([0, *run.trained(attempt - 1)]) if attempt > 1 else 4
+        run.wait_for_step(attempt, before + 3)
+        run.make_room()
+
+    with ThreadPoolExecutor(max_workers=len(runs)) as pool:
+        for signal in ("TERM", "USR1"):
+            list(pool.map(trains_and_makes_room, runs))
+            lab.set_send_user_signal(signal == "TERM")  # for the next time; no step runs now
+            for strategy, run in runs.items():
+                lab.hasten(run.job_id)
+                attempts[strategy] += 1
+        list(pool.map(Run.finish, runs.values()))
+    return runs
 
 
-@pytest.mark.parametrize(
-    ("strategy", "send_user_signal"),
-    [("ddp", False), ("fsdp", True)],
-    ids=["ddp-TERM", "fsdp-USR1"],
-)
-def test_a_run_preempted_twice_ends_with_the_same_bits(
-    lab: Lab, baseline: Baseline, strategy: str, send_user_signal: bool
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_run_preempted_by_either_signal_ends_with_the_same_bits(
+    preempted: dict[str, Run], assert_same_bits: Callable[[Run, str], None], strategy: str
 ) -> None:
-    undisturbed = baseline(strategy)
-    lab.set_send_user_signal(send_user_signal)
-    run = submit(lab, f"parallel={strategy}", name=f"twice-{strategy}")
-    run.wait_for_step(1, 7)
-    run.preempt()
-    run.wait_for_step(2, run.trained(1)[-1] + 3)
-    run.preempt()
-    run.finish()
-
-    assert_same_bits(run, undisturbed)
-    first, second, last = run.outcomes()
+    run = preempted[strategy]
+    assert_same_bits(run, strategy)
+    first, second, last = run.outcomes()[-3:]
     assert first is not None and second is not None and last is not None, run.story()
     assert (first.result, second.result, last.result) == (STOPPED, STOPPED, FINISHED)
-    signal = "SIGUSR1" if send_user_signal else "SIGTERM"
-    assert (first.signal, second.signal) == (signal, signal)
+    assert (first.signal, second.signal) == ("SIGTERM", "SIGUSR1")
     # The emergency save holds the very step at which the ranks stopped: nothing is trained twice.
-    assert run.restored_steps() == [None, first.step, second.step]
-    assert run.trained_twice() == 0
-
-    told = run.status()
-    assert [attempt["signal"] for attempt in told["attempts"]] == [signal, signal, None]
-    assert sum(attempt["steps_lost"] for attempt in told["attempts"]) == 0
+    assert run.restored_steps()[-2:] == [first.step, second.step]
+    told = run.status()["attempts"]
+    assert [attempt["signal"] for attempt in told[-3:]] == ["SIGTERM", "SIGUSR1", None]
+    assert [attempt["steps_lost"] for attempt in told[-3:]] == [0, 0, 0]
     run.ftslurm("verify", str(run.layout.root))
 
 
-def test_a_rank_killed_in_a_step_costs_steps_and_no_bits(lab: Lab, baseline: Baseline) -> None:
+def test_a_rank_killed_in_a_step_costs_steps_and_no_bits(
+    preempted: dict[str, Run], assert_same_bits: Callable[[Run, str], None]
+) -> None:
     """The points of a save are killed at in test_batch_loop.py and train/test_save_points.py."""
-    plan = {"FTSLURM_FAULTS": "kill@step:step=27:rank=3:attempt=1"}
-    run = submit(lab, "parallel=ddp", name="killed", environ=plan)
-    run.finish()
-    assert_same_bits(run, baseline("ddp"))
-    assert run.restored_steps() == [None, 20], run.story()
+    run = preempted["ddp"]
+    assert_same_bits(run, "ddp")
+    assert run.restored_steps()[:2] == [None, COMMITTED_THEN], run.story()
     lost = [attempt["steps_lost"] for attempt in run.status()["attempts"]]
-    assert run.trained_twice() == sum(lost) == 7
+    assert run.trained_twice() == sum(lost) == lost[0] == KILLED_AT - COMMITTED_THEN
+    assert preempted["fsdp"].trained_twice() == 0
 
 
 @pytest.mark.full
-def test_a_damaged_checkpoint_is_stepped_over(lab: Lab, baseline: Baseline) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_undisturbed_run_has_the_bits_of_one_on_another_machine(
+    lab: Lab, assert_same_bits: Callable[[Run, str], None], strategy: str
+) -> None:
+    run = submit(lab, f"parallel={strategy}", name=f"calm-{strategy}")
+    run.finish()
+    assert_same_bits(run, strategy)
+    assert run.trained_twice() == 0 and len(run.outcomes()) == 1
+
+
+@pytest.mark.full
+def test_a_damaged_checkpoint_is_stepped_over(
+    lab: Lab, assert_same_bits: Callable[[Run, str], None]
+) -> None:
     """The newest step rots while the run waits for its requeue: the one before is restored."""
     run = submit(lab, "parallel=ddp", name="rotten")
     run.wait_for_step(1, 15)
-    nodes = lab.show_job(run.job_id)["NodeList"]
-    lab.preempt(2, nodelist=nodes, seconds=2)
-    lab.wait_for_state(run.job_id, ["PENDING"], timeout_s=90)
+    run.make_room()
     newest = max(run.layout.steps.glob("step-*"))
     shard = next(newest.glob("shard-*.bin"))
     shard.chmod(0o600)
@@ -109,22 +126,29 @@ def test_a_damaged_checkpoint_is_stepped_over(lab: Lab, baseline: Baseline) -> N
     lab.hasten(run.job_id)
     run.finish()
 
-    assert_same_bits(run, baseline("ddp"))
+    assert_same_bits(run, "ddp")
     assert run.restored_steps() == [None, 10], run.story()
     assert [path.name.startswith(newest.name) for path in run.layout.quarantine.glob("step-*")]
 
 
 @pytest.mark.full
-def test_a_node_that_is_cut_off_costs_steps_and_no_bits(lab: Lab, baseline: Baseline) -> None:
-    """Slurm finds the node dead after some 35 s and requeues; the old ranks on it live on."""
-    run = submit(lab, "parallel=ddp", name="cut")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_node_that_is_cut_off_costs_steps_and_no_bits(
+    lab: Lab, assert_same_bits: Callable[[Run, str], None], strategy: str
+) -> None:
+    """A spare takes its place, as the agents say; the old ranks on it live on, beside the new."""
+    run = submit(lab, f"parallel={strategy}", "cluster.spares=1", name=f"cut-{strategy}")
     run.wait_for_step(1, 12)
-    node = "n2"
-    assert lab.show_job(run.job_id)["NodeList"] == "n[1-2]", "the idle nodes were n1 to n4"
-    lab.cut(node)
-    lab.hasten(run.job_id, timeout_s=90)
-    run.finish()
-    lab.join(node)
-    assert_same_bits(run, baseline("ddp"))
-    assert run.restored_steps()[-1] == 10, run.story()
-    assert len(run.outcomes()) == 2
+    lost = read_attempt(run.layout, 1).nodes[1]
+    lab.cut(lost)
+    try:
+        run.finish()
+    finally:
+        lab.join(lost)
+    assert_same_bits(run, strategy)
+    assert numbers(run.layout) == [1, 2], run.story()
+    restored = run.restored_steps()[1]
+    assert restored is not None and restored >= 10 and restored % 10 == 0, run.story()
+    assert run.trained_twice() == max(run.trained(1)) - restored
+    second = read_attempt(run.layout, 2)
+    assert lost not in second.nodes and second.job_id == run.job_id and second.restart_count == 0

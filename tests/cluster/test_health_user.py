@@ -1,0 +1,44 @@
+"""Users mostly cannot drain, and there may be no root-owned probe: the run still keeps off a node
+that is sick. Real Slurm, and a probe that reads made-up hardware."""
+
+from __future__ import annotations
+
+import pytest
+from health_site import HealthSite
+from sick_runs import PlacedRun
+
+from ftslurm.recovery.evidence import read_decision
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.full]
+
+ECHO = "exit@step:rank=0:step=25:attempt=1"
+"""What a rank on n1 dies of says nothing of n2."""
+
+
+def goes_on_without_n2(run: PlacedRun) -> None:
+    run.wait_for_requeue()
+    assert run.excluded_by_slurm() == "n2", run.says()
+    assert "n2" in read_decision(run.run.layout.attempt(1))["sick"], run.says()
+    run.lab.hasten(run.job_id)
+    run.end_as("COMPLETED")
+    assert "n2" not in run.attempts[-1].nodes, run.says()
+
+
+def test_a_run_finds_the_sick_node_by_itself_and_goes_on_without_it(site: HealthSite) -> None:
+    site.nodes["n2"].fall_sick("dead NVLink")
+    run = PlacedRun(site.lab, "user", "cluster.gpus_per_node=2", *site.overrides(), faults=ECHO)
+    goes_on_without_n2(run)
+    assert not site.drained()
+
+
+def test_a_run_reads_what_root_has_found_on_its_nodes(site: HealthSite) -> None:
+    """The site drains nothing (mode shadow), and lets runs read what its probes say."""
+    verdicts = site.folder / "verdicts"
+    site.configure(mode="shadow", verdict_dir=str(verdicts))
+    site.run_in_slurm("prolog", "epilog", "healthcheck")
+    given = ["cluster.gpus_per_node=2", "health.probe=never", f"health.verdict_dir={verdicts}"]
+    run = PlacedRun(site.lab, "verdicts", *given, faults=ECHO, step_s=0.5)
+    run.wait_for_training(1)
+    site.nodes["n2"].fall_sick("remap failure")
+    goes_on_without_n2(run)
+    assert not site.drained()
