@@ -1,6 +1,8 @@
 """Clues as an attempt of four ranks on two nodes leaves them, for tests of the classification."""
 
 from ftslurm.diagnosis.finding import Clue, Facts
+from ftslurm.diagnosis.node_clues import kernel_clues
+from ftslurm.health.settings import HealthSettings
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 FACTS = Facts(rc=1, step=37, job_id="118", nodes=NODES)
@@ -37,8 +39,16 @@ def agent(text, at=AT, rank=3, node="n2"):
     return Clue("agent", text, at, rank, node, "agents.json")
 
 
+def health(text):
+    return Clue("health", text, AT, node="n2", file="evidence/health/n2.json")
+
+
 def kernel(text):
-    return Clue("kernel", text, AT, node="n2", file="evidence/nodes/n2.json")
+    """As node_clues.py reads the line; one that says nothing, as it is."""
+    record = {"node": "n2", "at": AT, "kernel": [{"seq": 1, "at": AT, "text": text}]}
+    clues, _ = kernel_clues(record, "evidence/nodes/n2.json", since=AT, offset_s=0.0,
+                            settings=HealthSettings())  # fmt: skip
+    return clues[0] if clues else Clue("kernel", text, AT, node="n2")
 
 
 NCCL_REMOTE = (

@@ -158,11 +158,9 @@ ROWS = {
                 "(GPU Reset Required)")],
     ]),
     "Xid that warns": ("unknown", [
-        [kernel("NVRM: Xid (PCI:0000:9b:00): 63, pid=4711, name=python, Row Remapper: New row "
-                "(0x1) "
-                "marked for remapping, reset gpu to activate.")],
+        [kernel("NVRM: Xid (PCI:0000:9b:00): 121, pid=4711, name=python, Correctable C2C error")],
         [kernel("NVRM: Xid (PCI:0000:9b:00): 92, pid=4711, High single-bit ECC error rate")],
-        [kernel("NVRM: Xid (PCI:0000:9b:00): 137, pid=4711, name=python, NVLink privilege error")],
+        [kernel("NVRM: Xid (PCI:0000:9b:00): 93, pid=4711, name=python, InfoROM wear")],
     ]),
     "Xid 94": ("gpu", [
         [kernel("NVRM: Xid (PCI:0000:9b:00): 94, pid=4711, name=python, Contained: SM (0x1).")],
@@ -208,8 +206,8 @@ ROWS = {
     ]),
     "Xid 154": ("unknown", [
         [kernel("NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to "
-                "0x4 "
-                "(Drain and Reset)")],
+                "0x5 "
+                "(Recover IMEX)")],
         [kernel("NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x1 (GPU Reset "
                 "Required) to 0x0 (None)")],
         [kernel("NVRM: Xid (PCI:0000:9b:00): 154, pid=4711, GPU recovery action changed")],

@@ -102,10 +102,10 @@ def test_ranks_that_wait_for_a_node_that_is_about_to_be_given_up_do_not_hang(mak
     leader.begin_attempt(1, [N0, N1], 1)
     hear(leader, N0, **STUCK)
     hear(leader, N1, ago_s=4.0, **STUCK)
-    leader._judge_ranks(time.monotonic())
+    leader._judge_ranks()
     assert kinds(leader) == []
     hear(leader, N1, **STUCK)
-    leader._judge_ranks(time.monotonic())
+    leader._judge_ranks()
     assert [kind for kind, _, _ in kinds(leader)] == ["hang"]
 
 
@@ -115,7 +115,7 @@ def test_the_ranks_of_a_node_that_is_not_watched_are_not_waited_for(make, state)
     leader.begin_attempt(1, [N0, N1], 1)
     leader.roll.seats[N1].state = state
     hear(leader, N0, **STUCK, in_collective=False)
-    leader._judge_ranks(time.monotonic())
+    leader._judge_ranks()
     assert [kind for kind, _, _ in kinds(leader)] == ["hang"]
 
 

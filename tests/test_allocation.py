@@ -10,10 +10,11 @@ from fakes.slurm_queue import Slurm
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json, write_json
+from ftslurm.health.settings import HealthSettings
 from ftslurm.recovery import ask_agents, keep_out
 from ftslurm.recovery.next_job import act, move_on
+from ftslurm.recovery.own_job import OwnJob
 from ftslurm.recovery.policy import REQUEUED, RESTART, Decision
-from ftslurm.recovery.successor import OwnJob
 from ftslurm.run.attempts import read_attempt
 from ftslurm.run.jobs import BY_PERSON, add_job
 from ftslurm.run.node_memory import (
@@ -46,6 +47,7 @@ def make(tmp_path, monkeypatch):
         spec = RunSpec(
             cluster=ClusterSpec(nodes=2, tasks_per_node=2, **(cluster or {})),
             recovery=RecoverySpec(agents=False, **recovery),
+            health=HealthSettings(preflight="never"),
         )
         layout, slurm = make_run(tmp_path, continue_by, spec=spec), Slurm()
         slurm.given = list(given)

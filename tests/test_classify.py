@@ -41,6 +41,11 @@ FURTHER = [
      "capacity"),
     (texts.kernel("GPU 00000000:9B:00.0: GPU Recovery Action : Reset"), GPU),
     (texts.kernel("GPU 00000000:9B:00.0: GPU Recovery Action : None"), UNKNOWN),
+    (texts.kernel("NVRM: Xid (PCI:0000:9b:00): 63, pid=4711, name=python, Row Remapper: New row "
+                  "(0x1) marked for remapping, reset gpu to activate."), GPU),
+    (texts.kernel("NVRM: Xid (PCI:0000:9b:00): 137, pid=4711, NVLink privilege error"), CODE),
+    (texts.kernel("NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to "
+                  "0x4 (Drain and Reset)"), GPU),
     (texts.kernel("nfs: server fs1 not responding, still trying"), "storage"),
     (texts.kernel("INFO: task python:4711 blocked for more than 120 seconds."), "storage"),
     (texts.kernel("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0"), NODE),
@@ -79,6 +84,18 @@ FURTHER = [
     (texts.agent("hang (not acted on): it has passed"), UNKNOWN),
     (texts.agent("node_lost (not acted on): the agent on n2 has ended"), NODE),
     (texts.agent("leftover: a process of attempt 2 lives on n2"), UNKNOWN),
+    (texts.agent("preflight: it needed 0.9 s for what its peers needed 0.1 s for"), NODE),
+    (texts.node_state("n2 MIXED+DRAIN reason ftslurm:NVLINK-DOWN gpu3 0000:9b:00 boot=ab12 "
+                      "2026-09-01T10:00Z"), GPU),
+    (texts.node_state("n2 MIXED+DRAIN reason ftslurm:MLX5-DEAD boot=ab12 2026-09-01T10:00Z"), NODE),
+    (texts.health("drain: NVLINK-DOWN of gpu3 at 0000:9b:00: fewer NVLinks than its model has"),
+     GPU),
+    (texts.health("reset: XID62 of gpu at 0000:9b:00: Xid 62, PMU halt"), GPU),
+    (texts.health("drain: MLX5-DEAD of the node: a NIC that cannot recover"), NODE),
+    (texts.health("reset: REMAP-WAIT of gpu3 at 0000:9b:00: a remapped row that waits"), GPU),
+    (texts.health("after: IB-FLAP of the node: a port that keeps going down"), NODE),
+    (texts.health("program: XID31 of gpu3 at 0000:9b:00: Xid 31, MMU page fault"), CODE),
+    (texts.health("program: XID43 of gpu3 at 0000:9b:00: Xid 43, GPU stopped processing"), CODE),
 ]  # fmt: skip
 
 

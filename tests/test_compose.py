@@ -246,7 +246,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 def test_conf_says_what_the_dataclasses_say_where_it_repeats_a_default():
     spec, _ = compose(["data=python_stdlib", "optim=adamw", "checkpoint=default", "model=tiny"])
-    for name in ("data", "optim", "checkpoint", "recovery", "model", "parallel"):
+    for name in ("data", "optim", "checkpoint", "recovery", "health", "model", "parallel"):
         assert dataclasses.asdict(getattr(spec, name)) == dataclasses.asdict(
             getattr(RunSpec(), name)
         )

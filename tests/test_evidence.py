@@ -13,6 +13,7 @@ from ftslurm.recovery.evidence import MOST_ERRORS, read_evidence, with_finding
 from ftslurm.run.attempts import STOPPED, Outcome, write_outcome
 from ftslurm.run.node_memory import EXCLUDED, READMITTED, note_node
 from ftslurm.run.rank_errors import read_rank_errors
+from ftslurm.run.record import read_record
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def layout(tmp_path):
 
 
 def evidence_of(layout):
-    return read_evidence(layout, 1, rc=1, term=False)
+    return read_evidence(layout, read_record(layout), 1, rc=1, term=False)
 
 
 def agents(paths, *findings, **offsets_s):

@@ -9,11 +9,14 @@ from ftslurm.recovery.exclusion import (
     least_nodes,
     place,
     returns_in_a_row,
+    still_counting,
+    taken_back,
     too_many,
     troubles,
 )
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.node_memory import (
+    BY_PERSON,
     EXCLUDED,
     FAULT,
     READMITTED,
@@ -48,6 +51,38 @@ def names(exclusions):
 ])  # fmt: skip
 def test_a_node_is_out_after_its_budget_or_a_decision_and_back_when_readmitted(budget, told, out):
     assert names(excluded_now(history(*told), max_node_faults=budget)) == out
+
+
+@pytest.mark.parametrize(("fault_days", "out"), [
+    (1, ["n3"]), (3, ["n2", "n3"]), (0, ["n1", "n2", "n3"]),
+])  # fmt: skip
+def test_what_is_held_against_a_node_is_forgotten_in_time(fault_days, out):
+    day = 86_400.0
+    told = [
+        NodeEvent(1 * day, FAULT, "n1", 1),
+        NodeEvent(8 * day, EXCLUDED, "n2", 2),
+        NodeEvent(9.5 * day, FAULT, "n3", 3),
+        NodeEvent(9.6 * day, RETURNED, "n1", 3),
+    ]
+    counting = still_counting(told, fault_days=fault_days, now=10 * day)
+    assert names(excluded_now(counting, max_node_faults=1)) == out
+
+
+def test_a_node_that_a_person_has_readmitted_may_be_given_up_once_more():
+    told = history((EXCLUDED, "n1"), (READMITTED, "n1"), (EXCLUDED, "n2"))
+    told.append(NodeEvent(9.0, READMITTED, "n2", 9, cause=BY_PERSON))
+    assert taken_back(told) == {"n1"}
+
+
+def test_a_node_is_readmitted_as_often_as_somebody_says_so(tmp_path):
+    layout = RunLayout(tmp_path)
+    for kind in (EXCLUDED, READMITTED):
+        assert note_node(layout, kind, "n2", attempt=4)
+    assert not note_node(layout, EXCLUDED, "n2", attempt=4)
+    assert note_node(layout, FAULT, "n2", attempt=4) and note_node(
+        layout, READMITTED, "n2", attempt=4
+    )
+    assert excluded_now(read_node_events(layout), max_node_faults=1) == []
 
 
 def test_faults_from_before_a_readmission_do_not_count():

@@ -14,7 +14,7 @@ from ftslurm.files import read_json
 from ftslurm.recovery import next_job
 from ftslurm.recovery.keep_out import known_exclusions, remember
 from ftslurm.recovery.next_job import move_on
-from ftslurm.recovery.successor import OwnJob
+from ftslurm.recovery.own_job import OwnJob
 from ftslurm.run.attempts import Attempt, claim, read_events
 from ftslurm.run.node_memory import EXCLUDED, FAULT, note_node, read_node_events
 from ftslurm.run.record import read_record

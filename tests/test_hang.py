@@ -7,7 +7,7 @@ from typing import Optional
 import pytest
 from fakes.views import rank_view, silent
 
-from ftslurm.diagnosis.hang import HangFinding, HangLimits, HangMemory, hung
+from ftslurm.diagnosis.hang import EARLY_S, HangFinding, HangLimits, HangMemory, hung
 from ftslurm.diagnosis.stragglers import StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.spec import RecoverySpec
@@ -39,6 +39,18 @@ def test_found_within_three_usual_steps_and_ten_seconds_and_not_before(usual_s: 
             break
     assert told_at is not None
     assert 3 * usual_s + 8 < told_at <= 3 * usual_s + 10
+
+
+def test_a_look_tells_when_there_will_be_a_finding_if_nobody_moves() -> None:
+    memory = HangMemory()
+    limit_s = 3 * 1.0 + 10 - EARLY_S
+    for left_s in (5.0, 0.4):
+        views = [silent(rank, limit_s - left_s + rank / 10) for rank in range(4)]
+        assert hung(views, memory, LIMITS, at=100 - left_s) is None
+        # Rank 0 is the last to be over its limit.
+        assert memory.due_in_s == pytest.approx(left_s)
+    views = [silent(rank, limit_s + 0.001) for rank in range(4)]
+    assert hung(views, memory, LIMITS, at=100.001) is not None
 
 
 def test_a_stopped_rank_is_named_whatever_the_others_look_like() -> None:

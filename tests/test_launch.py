@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from ftslurm.run.spec import ClusterSpec, RecoverySpec
-from ftslurm.scheduler.launch import COUNT, LOGS, NODES, RANKS, agents_argv, nodes_argv, ranks_argv
+from ftslurm.scheduler.launch import (
+    COUNT,
+    LOGS,
+    NODES,
+    RANKS,
+    agents_argv,
+    looks_argv,
+    nodes_argv,
+    ranks_argv,
+)
 
 RUN = Path("/runs/r")
 
@@ -15,6 +24,15 @@ ALONE = RecoverySpec(agents=False)
 
 def ranks(recovery=ALONE, **values):
     return ranks_argv(ClusterSpec(**values), recovery, python="/x/python", run_dir=RUN)
+
+
+def test_a_look_at_nodes_takes_nothing_from_the_ranks_and_sees_the_jobs_gpus():
+    cluster = ClusterSpec(nodes=4, spares=1, gpus_per_node=8)
+    argv = looks_argv(cluster, ["n1", "n3"])
+    assert argv[0] == "srun" and {"--nodelist=n1,n3", "--nodes=2", "--ntasks=2"} <= set(argv)
+    assert {"--overlap", "--mem=0", "--no-kill", "--cpu-bind=none"} <= set(argv)
+    assert not any(word.startswith(("--gres", "--gpu")) for word in argv)
+    assert looks_argv(ClusterSpec(scheduler="local"), ["here"]) == []
 
 
 def test_ranks_are_launched_with_every_default_of_site_and_user_overridden():

@@ -1,5 +1,6 @@
 """The local scheduler behaves towards a batch script and its ranks as Slurm does."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from ftslurm.files import write_json
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import ClusterSpec, RunSpec, to_dict
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.local_state import read_job
+from ftslurm.scheduler.local_state import LocalJob, read_job, write_job
 from ftslurm.scheduler.process import ProcessName
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -212,6 +213,20 @@ def test_ranks_do_not_outlive_a_launcher_or_a_job_that_is_killed(start):
     state = job.state()
     assert (state.word, state.is_ended) == ("FAILED", True)
     assert "died" in state.reason
+
+
+def test_a_job_whose_process_ends_while_it_is_looked_at_has_not_failed(tmp_path, monkeypatch):
+    layout = RunLayout(tmp_path)
+    layout.submit.mkdir()
+    job = LocalJob("local-7", "COMPLETING", 0, runner_pid=os.getpid(), runner_started=1)
+    write_job(layout, job)
+
+    def last_word_first(name):
+        write_job(layout, dataclasses.replace(job, word="COMPLETED"))
+        return False
+
+    monkeypatch.setattr(ProcessName, "is_alive", property(last_word_first))
+    assert open_scheduler("local", run_dir=tmp_path).job_state("local-7").word == "COMPLETED"
 
 
 def test_a_pid_used_again_is_not_taken_for_the_old_process():

@@ -26,7 +26,7 @@ from ftslurm.files import write_json
 from ftslurm.operate import resume
 from ftslurm.operate.resume import resume as resume_run
 from ftslurm.program.ending import ASKED
-from ftslurm.recovery.successor import GAVE_WAY
+from ftslurm.recovery.own_job import GAVE_WAY
 from ftslurm.run.attempts import append_event
 from ftslurm.run.control import PAUSE, STOP
 from ftslurm.run.jobs import BY_PERSON, add_job, read_jobs

@@ -21,6 +21,7 @@ from ftslurm.run.attempts import append_event, read_outcome
 from ftslurm.run.control import STOP as STOP_ORDER
 from ftslurm.run.control import ControlFiles
 from ftslurm.run.rank import RankEnvironment, write_rank_error
+from ftslurm.run.record import read_record
 from ftslurm.run.spec import RecoverySpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,8 +132,9 @@ def asked(layout, *, at, **facts):
 
 def decided(layout, *, rc, attempt=1, term=False):
     settle(layout, attempt, rc=rc)
-    evidence = read_evidence(layout, attempt, rc=rc, term=term)
-    return decide(read_history(layout, attempt), evidence, RecoverySpec())
+    record = read_record(layout)
+    evidence = read_evidence(layout, record, attempt, rc=rc, term=term)
+    return decide(read_history(layout, record, attempt), evidence, RecoverySpec())
 
 
 def test_the_run_has_finished_when_the_launcher_says_that_every_rank_has(layout):

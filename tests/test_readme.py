@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ftslurm
+from ftslurm.health.settings import HealthSettings
 from ftslurm.run.spec import RecoverySpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,6 +109,12 @@ def test_the_dry_run_shown_prints_a_script_and_writes_nothing(
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --nodes=4" in done.stdout and "srun" in done.stdout
     assert sorted(path.name for path in checkout.iterdir()) == before
+
+
+def test_every_key_of_health_is_explained() -> None:
+    told = (ROOT / "slurm" / "site" / "README.md").read_text()
+    for key in dataclasses.fields(HealthSettings):
+        assert f"`{key.name}`" in told, f"health.{key.name} is not in slurm/site/README.md"
 
 
 def test_every_key_of_recovery_is_explained_with_its_default() -> None:

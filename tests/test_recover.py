@@ -12,7 +12,7 @@ import pytest
 from checkpoints import make_step
 from fakes.recovering import FakeScheduler, begin, decide, make_layout, rank_error
 
-from ftslurm.errors import RANK_NEVER_RETRY
+from ftslurm.errors import RANK_NEVER_RETRY, SchedulerError
 from ftslurm.files import read_json, write_json
 from ftslurm.run.attempts import (
     STOPPED,
@@ -178,7 +178,7 @@ def test_while_slurmctld_is_away_no_failure_is_counted_and_it_is_waited_for(layo
     paths = begin(layout)
     (paths.logs / "rank-0.log").unlink()
     slept = []
-    scheduler = FakeScheduler(alive=[False, False, False, True])
+    scheduler = FakeScheduler(alive=[False, False, False, False, True])
     decision = decide(layout, scheduler, rc=1, sleep=slept.append)
     assert (decision.action, decision.cause) == ("restart", "not_started")
     assert len(slept) == 2
@@ -234,3 +234,70 @@ def test_the_verb_outlives_the_term_that_its_own_requeue_brings(layout, tmp_path
     assert (done.returncode, done.stdout) == (0, "requeued\n"), done.stderr
     assert (tools / "scontrol.log").read_text() == "ping\nrequeue Incomplete 12\n"
     assert done.returncode != -signal.SIGTERM
+
+
+def forgotten(layout, **options):
+    """slurmctld has been killed within 5 s of the job's start and is back."""
+    scheduler = FakeScheduler(**options)
+    scheduler.word = "PENDING"
+    (begin(layout).logs / "rank-0.log").unlink()
+    return scheduler
+
+
+def test_a_job_whose_start_slurmctld_has_forgotten_makes_way_for_a_new_one(layout, monkeypatch):
+    scheduler, done = forgotten(layout), []
+    monkeypatch.setattr(
+        "ftslurm.recovery.next_job.queue_beside", lambda job, *, without: done.append("13") or "13"
+    )
+    scheduler.cancel = done.append
+    decision = decide(layout, scheduler, rc=1)
+    assert (decision.action, decision.cause) == ("requeued", "start_forgotten")
+    assert "job 13 is next, this one cannot be relied on" in decision.reason
+    assert not decision.is_failure
+    # The new job first, and that ours is ended by ourselves is on record before it is.
+    assert done == ["13", "12"] and scheduler.requeued == []
+    assert read_events(layout.attempt(1))[-1]["kind"] == "gave_way"
+
+
+def test_it_is_seen_as_soon_as_slurmctld_is_back(layout, monkeypatch):
+    scheduler, slept = forgotten(layout, alive=[False, False, False, False, True]), []
+    monkeypatch.setattr("ftslurm.recovery.next_job.queue_beside", lambda job, *, without: "13")
+    scheduler.cancel = lambda job_id: None
+    decision = decide(layout, scheduler, rc=1, sleep=slept.append)
+    assert (decision.action, decision.cause) == ("requeued", "start_forgotten")
+    assert slept
+    assert read_json(layout.attempt(1).decision_json)["cause"] == "start_forgotten"
+
+
+@pytest.mark.parametrize("log", ["attempts/0001/launcher.log", "submit/12.out"])
+def test_it_is_also_told_by_what_srun_was_told(layout, monkeypatch, log):
+    """slurmctld has tried to start the job again meanwhile."""
+    scheduler = forgotten(layout)
+    scheduler.word, scheduler.cancel = "COMPLETING", lambda job_id: None
+    monkeypatch.setattr("ftslurm.recovery.next_job.queue_beside", lambda job, *, without: "13")
+    said = "srun: error: Unable to confirm allocation for job 12: Job is pending execution\n"
+    (layout.root / log).write_text(said)
+    logs = layout.attempt(1).logs
+    (logs / "rank-0.log").touch()  # of an earlier srun: ranks were started
+    assert decide(layout, scheduler, rc=1).action == "restart"
+    (logs / "rank-0.log").unlink()
+    assert decide(layout, scheduler, rc=1).cause == "start_forgotten"
+
+
+def test_where_no_new_job_can_be_queued_the_forgotten_one_is_left_to_slurm(layout, monkeypatch):
+    def refused(job, *, without):
+        raise SchedulerError("no more jobs for this user")
+
+    monkeypatch.setattr("ftslurm.recovery.next_job.queue_beside", refused)
+    scheduler = forgotten(layout)
+    assert decide(layout, scheduler, rc=1).action == "requeued"
+    assert scheduler.requeued == ["12"]
+
+
+def test_squeue_is_not_asked_for_the_end_of_the_job_while_slurmctld_is_away(layout):
+    class Away(FakeScheduler):
+        def end_time(self, job_id):
+            raise AssertionError("squeue would block for 18 s")
+
+    begin(layout)
+    assert decide(layout, Away(alive=[False]), rc=138).action == "restart"

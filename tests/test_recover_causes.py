@@ -9,7 +9,7 @@ import pytest
 from checkpoints import make_step
 from fakes.recovering import FakeScheduler, begin, decide, make_layout, rank_error
 
-from ftslurm.errors import RANK_NEVER_RETRY
+from ftslurm.errors import PREFLIGHT_NAMED, RANK_NEVER_RETRY
 from ftslurm.files import read_json, write_json
 from ftslurm.recovery.claim import claim_attempt
 from ftslurm.run.attempts import STOPPED, Outcome, write_outcome
@@ -57,7 +57,7 @@ def test_a_classification_that_fails_or_is_slow_leaves_it_to_the_old_rules(
         raise ZeroDivisionError("of its own")
 
     monkeypatch.setattr("ftslurm.diagnosis.clues.gather", gather)
-    monkeypatch.setattr("ftslurm.recovery.recover.DEADLINE_S", 0.2)
+    monkeypatch.setattr("ftslurm.diagnosis.find.DEADLINE_S", 0.2)
     monkeypatch.setattr("ftslurm.diagnosis.find.MARGIN_S", 0.1)
     begun = time.monotonic()
     decision = decide(layout)
@@ -67,6 +67,31 @@ def test_a_classification_that_fails_or_is_slow_leaves_it_to_the_old_rules(
     assert {"raises": "ZeroDivisionError: of its own", "hangs": "longer than"}[broken] in (
         decision.reason
     )
+
+
+@pytest.mark.parametrize(("term", "alive", "action", "cause"), [
+    (False, True, "requeued", "node"),  # there is no spare
+    (True, True, "requeued", "asked_to_leave"),
+    (False, False, "restart", "not_started"),
+])  # fmt: skip
+def test_what_a_preflight_has_named_is_kept_off_whatever_else_there_is(
+    layout, monkeypatch, term, alive, action, cause
+):
+    def gather(*_, **__):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr("ftslurm.diagnosis.clues.gather", gather)
+    record = read_json(layout.run_json)
+    write_json(layout.run_json, {**record, "scheduler": "slurm"})
+    paths = begin(layout)
+    (paths.logs / "rank-0.log").unlink()
+    write_json(paths.preflight_json, {"schema_version": 1, "at": 5.0, "bad": {"n2": "too slow"}})
+    scheduler = FakeScheduler(alive=[alive, True])
+    rc = 143 if term else PREFLIGHT_NAMED
+    decision = decide(layout, scheduler, rc=rc, term=term, sleep=lambda s: None)
+    assert (decision.action, decision.cause) == (action, cause), decision.reason
+    assert decision.exclude == ("n2",) and "n2 (too slow)" in decision.reason
+    assert not decision.is_failure
 
 
 def test_in_a_grace_period_nothing_is_classified(layout, monkeypatch):

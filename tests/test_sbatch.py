@@ -35,6 +35,15 @@ def test_the_environment_is_the_one_the_batch_shell_was_started_with():
     assert "OWN" not in seen and "CUDA_VISIBLE_DEVICES" not in seen
 
 
+def test_what_the_script_exports_of_this_job_is_not_the_next_ones(tmp_path):
+    own = {"FTSLURM_RUN_DIR": "/r", "FTSLURM_ATTEMPT": "3", "MASTER_PORT": "20001"}
+    given = {"FTSLURM_FAULTS": "kill@step:attempt=4", "MASTER_OF_MINE": "yes"}
+    with subprocess.Popen(["sleep", "60"], env={**own, **given}) as agent:
+        found = environment_of_job(agent.pid)
+        agent.kill()
+    assert found == given
+
+
 def test_a_parent_that_cannot_be_looked_at_leaves_our_own_environment(monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     assert environment_of_job(2**22 + 1)["KEPT"] == "1"

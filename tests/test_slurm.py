@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.protocol import CommandMissing, QueuedJob, RequeueImpossible
+from ftslurm.scheduler.protocol import CommandMissing, NodeNeed, QueuedJob, RequeueImpossible
 from ftslurm.scheduler.slurm import Completed, SlurmScheduler, run_command
 
 OK = Completed(0, "", "")
@@ -309,10 +309,10 @@ def test_a_command_that_hangs_or_is_missing_is_a_sentence(tool):
 
 
 def test_the_nodes_that_could_serve_are_those_of_the_partition():
-    commands = Commands(sinfo=[Completed(0, "n1|idle|h100\nn2|down*|h100\n", "")])
-    assert SlurmScheduler(commands).serving_nodes("low", "h100") == ["n1"]
+    commands = Commands(sinfo=[Completed(0, "n1|idle|h100|gpu:8|9\nn2|down*|h100|gpu:8|9\n", "")])
+    assert SlurmScheduler(commands).serving_nodes("low", NodeNeed("h100", 8)) == ["n1"]
     assert commands.seen[-1][0] == "sinfo" and "--partition=low" in commands.seen[-1]
-    assert SlurmScheduler(commands).serving_nodes(None, "") == ["n1"]
+    assert SlurmScheduler(commands).serving_nodes(None, NodeNeed()) == ["n1"]
     assert not any("partition" in word for word in commands.seen[-1])
 
 
@@ -320,7 +320,7 @@ def test_the_nodes_that_could_serve_are_those_of_the_partition():
     {"scontrol_ping": [DOWN]}, {"sinfo": [Completed(1, "", "Invalid partition name")]},
 ])  # fmt: skip
 def test_where_nobody_can_say_which_nodes_could_serve_it_says_so(answers):
-    assert SlurmScheduler(Commands(**answers)).serving_nodes("low", "") is None
+    assert SlurmScheduler(Commands(**answers)).serving_nodes("low", NodeNeed()) is None
 
 
 @pytest.mark.parametrize(("answers", "nodes"), [

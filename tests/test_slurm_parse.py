@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.protocol import STATE_WORDS, JobState, Site
+from ftslurm.scheduler.protocol import STATE_WORDS, JobState, NodeNeed, Site
 from ftslurm.scheduler.slurm_parse import (
     parse_end_time,
     parse_job,
@@ -155,18 +155,49 @@ def test_an_end_time_is_utc_seconds_and_absent_without_a_limit():
     ("[a*2&b*1]", ["n1", "n2", "n3", "n4", "n12"]),
 ])  # fmt: skip
 def test_nodes_that_no_job_comes_to_do_not_count_as_serving(features, serving):
-    text = """n1|idle|h100
-n1|idle|h100
-n2|mixed|ib,h100
-n3|allocated+|(null)
-n4|idle~|(null)
-n5|down*|h100
-n6|idle*|h100
-n7|drained|h100
-n8|draining|h100
-n9|maint|h100
-n10|allocated$|h100
-n11|down|h100
-n12|completing|h100
+    text = """n1|idle|h100|gpu:h100:8(S:0-1)|515000
+n1|idle|h100|gpu:8,nic:2|515000
+n2|mixed|ib,h100|gpu:8,nic:2|515000
+n3|allocated+|(null)|(null)|64000
+n4|idle~|(null)|(null)|64000
+n5|down*|h100|gpu:8,nic:2|515000
+n6|idle*|h100|gpu:8,nic:2|515000
+n7|drained|h100|gpu:8,nic:2|515000
+n8|draining|h100|gpu:8,nic:2|515000
+n9|maint|h100|gpu:8,nic:2|515000
+n10|allocated$|h100|gpu:8,nic:2|515000
+n11|down|h100|gpu:8,nic:2|515000
+n12|completing|h100|gpu:8,nic:2|515000
 """
-    assert parse_serving(text, features) == serving
+    assert parse_serving(text, NodeNeed(features)) == serving
+
+
+@pytest.mark.parametrize(("need", "serving"), [
+    (NodeNeed(gpus=4), ["n1", "n2", "n3", "n4"]),
+    (NodeNeed(gpus=8), ["n1", "n2"]),
+    (NodeNeed(gpus=9), []),
+    (NodeNeed(memory="500G"), ["n2", "n4", "n6"]),
+    (NodeNeed(memory="257000M"), ["n1", "n2", "n4", "n6"]),
+    (NodeNeed(memory="1T"), ["n6"]),
+    (NodeNeed(memory="0"), ["n1", "n2", "n3", "n4", "n5", "n6"]),
+    (NodeNeed("b", 4, "100G"), ["n4"]),
+])  # fmt: skip
+def test_a_node_serves_that_has_the_gpus_and_the_memory(need, serving):
+    text = """n1|idle|a|gpu:h100:8(S:0-1)|257000
+n2|idle|a|gpu:a100:4(S:0),gpu:h100:4(S:1),nic:2|515000
+n3|idle|a|nic:9,gpu:4|64000
+n4|idle|a,b|gpu:tesla_v100:no_consume:4|515000
+n5|idle|a|shard:16|64000
+n6|idle|a|(null)|1048576
+"""
+    assert parse_serving(text, need) == serving
+
+
+@pytest.mark.parametrize(("gres", "gpus"), [
+    ("gpu:1g.10gb:7", 7), ("gpu:2g.20gb:4(S:0-1)", 4), ("gpu:4090:8(S:0,1)", 8),
+    ("gpu:a100:2(S:0),gpu:1g.5gb:14(S:1),nic:2", 16),
+])  # fmt: skip
+def test_the_type_of_a_gpu_may_begin_with_a_number(gres, gpus):
+    text = f"n1|idle|a|{gres}|257000\n"
+    assert parse_serving(text, NodeNeed(gpus=gpus)) == ["n1"]
+    assert parse_serving(text, NodeNeed(gpus=gpus + 1)) == []

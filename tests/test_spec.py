@@ -89,5 +89,5 @@ def test_the_surface_of_a_run_is_what_it_was():
     assert fields == {
         "name", "runs_dir", "entry", "steps", "seed", "deterministic", "eval_interval_steps",
         "eval_batches", "log_interval_steps", "cluster", "parallel", "model", "data", "optim",
-        "checkpoint", "recovery", "user", "run_id", "program", "code",
+        "checkpoint", "recovery", "health", "user", "run_id", "program", "code",
     }  # fmt: skip

@@ -27,6 +27,7 @@ case $3 in
     ;;
 esac
 [[ $2 == ftslurm.node.unpack ]] && . ./unpack
+[[ $2 == ftslurm.node.preflight ]] && . ./preflight
 [[ $2 == ftslurm.agent ]] && . ./agent
 . ./ranks
 """
@@ -41,11 +42,14 @@ def loop(tmp_path):
     fake.write_text(INTERPRETER)
     fake.chmod(0o755)
 
-    def start(*, claim=(), recover=(), ranks="exit 0", unpack="exit 0", agent="", **cluster):
+    def start(
+        *, claim=(), recover=(), ranks="exit 0", unpack="exit 0", preflight="", agent="", **cluster
+    ):
         (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
         (run_dir / "recover").write_text("".join(f"{line}\n" for line in recover))
         (run_dir / "ranks").write_text(ranks)
         (run_dir / "unpack").write_text(unpack)
+        (run_dir / "preflight").write_text(preflight)
         (run_dir / "agent").write_text(agent)
         environment = Environment(tmp_path / "env.tar", tmp_path / "unpacked")
         script = run_dir / "train.sbatch"
@@ -59,6 +63,7 @@ def loop(tmp_path):
                 launch=["env", f"SEEN_LOGS={LOGS}/rank-%t.log"],
                 on_nodes=["env", "ON=nodes"],
                 agents=["env", "AGENT=1"] if agent else [],
+                preflight=["srun", "--nodes=1"] if preflight else [],
                 environment=environment if "environment" in cluster else None,
             )
         )
@@ -178,6 +183,56 @@ def test_the_terms_of_its_own_requeue_do_not_kill_recover(loop, tmp_path):
         os.killpg(process.pid, signal.SIGTERM)
     (run_dir / "go").touch()
     assert process.wait(30) == 0
+
+
+ASKED, NOT_ASKED = "0 go 1 n1 20001 0 n1 1 preflight", "0 go 1 n1 20001 0 n1 1"
+
+
+@pytest.mark.parametrize(
+    "claim, preflight, started, rc",
+    [
+        (NOT_ASKED, "touch tried", False, 3),
+        (ASKED, "touch tried", True, 3),
+        (ASKED, "touch tried; exit 79", True, 79),
+        (ASKED, "touch tried; exit 75", True, 75),
+        # It broke, or was killed.
+        (ASKED, "touch tried; exit 1", True, 3),
+        (ASKED, "touch tried; kill -KILL $$", True, 3),
+    ],
+)
+def test_ranks_start_unless_the_preflight_has_one_of_its_two_words(
+    loop, claim, preflight, started, rc
+):
+    process, run_dir = loop(
+        claim=[claim], recover=["0 requeued"], ranks="exit 3", preflight=f"{preflight}; exit 0"
+    )
+    assert process.wait(30) == 0
+    assert (run_dir / "tried").exists() == started
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", str(rc)]
+    ranks = [call for call in calls(run_dir) if "ftslurm.submit.rank" in call]
+    assert len(ranks) == (rc == 3)
+    steps = [call for call in calls(run_dir) if call[:2] == ["-m", "ftslurm.node.preflight"]]
+    tail = [
+        "srun",
+        "--nodes=1",
+        str(run_dir.parent / "python"),
+        "-u",
+        "-m",
+        "ftslurm.train.preflight",
+    ]
+    assert [call[2:] for call in steps] == [tail] * started
+
+
+def test_the_code_of_the_ranks_before_keeps_nobody_from_starting(loop):
+    process, run_dir = loop(
+        claim=[NOT_ASKED, "0 go 2 n1 20002 0 n1 1 preflight"],
+        recover=["0 restart", "0 requeued"],
+        ranks="exit 3",
+        preflight="exit 0",
+    )
+    assert process.wait(30) == 0
+    ranks = [call for call in calls(run_dir) if "ftslurm.submit.rank" in call]
+    assert len(ranks) == 2
 
 
 def test_lines_of_setup_run_first_and_change_nothing_of_the_loop(loop, monkeypatch):

@@ -23,6 +23,7 @@ from ftslurm.recovery.policy import REQUEUED, RESTART, decide
 from ftslurm.run.attempts import STOPPED, AdoptedStep, Attempt, claim, read_outcome
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import RankEnvironment, write_rank_error
+from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec, to_dict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -354,7 +355,6 @@ def asked_to_leave(packed, node, tmp_path):
         tasks = [Task(tmp_path, environment, rank=rank, layout=layout) for rank in ranks]
         for task in tasks:
             task.wait_for_lock()
-        for task in tasks:
             task.process.send_signal(signal.Signals[f"SIG{name}"])
         for task in tasks:
             code, said = task.end()
@@ -366,8 +366,8 @@ def asked_to_leave(packed, node, tmp_path):
 
 
 def decision(layout, *, term=False):
-    evidence = read_evidence(layout, 2, rc=75, term=term)
-    return decide(read_history(layout, 2), evidence, RecoverySpec())
+    known = layout, read_record(layout), 2
+    return decide(read_history(*known), read_evidence(*known, rc=75, term=term), RecoverySpec())
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("USR1", [0]), ("USR2", [1]), ("USR1", [0, 1])])

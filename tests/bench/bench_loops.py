@@ -12,7 +12,7 @@ from torch import nn
 
 from ftslurm.train.session import Session
 
-SEGMENT_STEPS = 10
+SEGMENT_STEPS = 4
 RUN = Path(os.environ["FTSLURM_RUN_DIR"])
 
 

@@ -97,7 +97,7 @@ def _measure(part: str, folder: Path, options: argparse.Namespace) -> list[Compa
     if part == "step":
         import bench_ranks
 
-        return bench_ranks.measure_step(folder, rounds=3 * options.rounds, width=1024, batch=128)
+        return bench_ranks.measure_step(folder, rounds=8 * options.rounds, width=1024, batch=128)
     import bench_checkpoint
 
     return bench_checkpoint.measure(

@@ -12,24 +12,16 @@ import signal
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
-# Also what torch imports late, in the middle of a first step: a second for each rank.
-LOADED = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "numpy.random",
-    "h5py",
-    "xxhash",
-)
+# Read, not imported: each rank imports the package from where its order says.
+LATE = run_path(str(Path(__file__).parents[2] / "ftslurm" / "train" / "late_imports.py"))["LATE"]
 
 
 def main() -> None:
-    for name in LOADED:
+    for name in ("torch", *LATE):
         import_module(name)
     running: set[int] = set()
     for line in sys.stdin:

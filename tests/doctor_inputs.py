@@ -1,0 +1,69 @@
+"""Recorded configurations of Slurm 22.05, 24.11 and 26.05, some of their lines changed."""
+
+import time
+from pathlib import Path
+
+from ftslurm.doctor.command import slurm_lines
+from ftslurm.scheduler.slurm import Completed
+
+DATA = Path(__file__).parent / "data"
+VERSIONS = ("22.05", "24.11", "26.05")
+WELL_SET = {
+    "KillWait": "30 sec", "UnkillableStepTimeout": "180 sec", "SlurmdTimeout": "300 sec",
+    "ProctrackType": "proctrack/cgroup", "Prolog": "/opt/ftslurm/site/prolog.sh",
+    "Epilog": "/opt/ftslurm/site/epilog.sh", "PrologFlags": "Alloc",
+    "HealthCheckProgram": "/opt/ftslurm/site/healthcheck.sh", "HealthCheckInterval": "300 sec",
+    "HealthCheckNodeState": "ANY,CYCLE", "PrologEpilogTimeout": "300",
+    "SchedulerParameters": "bf_interval=30,nohold_on_prolog_fail",
+}  # fmt: skip
+
+
+GRES = "n1|gpu:h100:2(S:0-1)\nn2|gpu:h100:2(S:0,1)\nn3|(null)\n"
+
+
+class Slurm:
+    """Prints a recorded configuration, with some of its lines changed; `preempt` and `grace` are
+    the partition's, `accounts` what sacctmgr prints (None: it fails), `gres` what sinfo does."""
+
+    def __init__(
+        self, version, *, grace="120", preempt="REQUEUE", accounts=None, gres=GRES, shared="NO",
+        said_at="",        **changed,
+    ):  # fmt: skip
+        lines = (DATA / f"slurm-{version}" / "config.txt").read_text().splitlines()
+        settings = {**WELL_SET, **changed}
+        numbered = {"Prolog", "Epilog"} if version != "22.05" else set()
+        kept = [line for line in lines if line.partition("=")[0].strip() not in settings]
+        for key, value in settings.items():
+            values = value if isinstance(value, list) else [value]
+            for number, one in enumerate(values):
+                kept.append(f"{f'{key}[{number}]' if key in numbered else key:24}= {one}")
+        if said_at:
+            kept[0] = f"Configuration data as of {said_at}"
+        self.config = "\n".join(kept)
+        self.gres, self.accounts, self.asked = gres, accounts, []
+        partitions = (DATA / f"slurm-{version}" / "partitions.txt").read_text()
+        self.partitions = (
+            partitions.replace("GraceTime=15", f"GraceTime={grace}")
+            .replace("PreemptMode=REQUEUE", f"PreemptMode={preempt}")
+            .replace("OverSubscribe=NO", f"OverSubscribe={shared}")
+        )
+
+    def __call__(self, argv, timeout_s):
+        assert timeout_s <= 30
+        self.asked.append(argv[0])
+        if argv[0] in ("sinfo", "sacctmgr"):
+            told = self.gres if argv[0] == "sinfo" else self.accounts
+            return Completed(1, "", "x: error: no") if told is None else Completed(0, told, "")
+        return Completed(0, self.config if "config" in argv else self.partitions, "")
+
+
+def slurm(version="22.05", partition="low", qos="", off_s=0.0, **changed):
+    """The recorded slurmctld, whose clock is `off_s` ahead of this machine's."""
+    run = Slurm(version, **changed)
+    first = (DATA / f"slurm-{version}" / "config.txt").read_text().partition("\n")[0]
+    then = time.mktime(time.strptime(first.rpartition(" ")[2], "%Y-%m-%dT%H:%M:%S"))
+    return slurm_lines(partition, qos, run=run, clock=lambda: then + 0.5 - off_s)
+
+
+def lines_of(version="22.05", **changed):
+    return {one.name: one for one in slurm(version, **changed)}
