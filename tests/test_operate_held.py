@@ -90,6 +90,17 @@ def test_without_a_slurm_that_answers_nothing_is_told_at_once(layout, meets, ali
     assert look_for_hold(layout.root) is None
 
 
+def test_an_attempt_that_was_claimed_and_never_trained_does_not_hide_that_its_job_is_held(
+    layout, meets, capsys
+):
+    """The batch node's prolog has ended, another node's has failed after it."""
+    paths = train(layout, step=0, committed=None, phase="starting")
+    write_progress(paths, Progress(step=0, steps=100, phase="starting", written_at=time.time()))
+    meets(make_run(layout, PROLOG))
+    assert main([str(layout.root)]) == 0
+    assert "held: job 7 is held" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("over", ["running", "stopped", "done"])
 def test_slurm_is_asked_nothing_of_a_run_that_trains_or_is_over(layout, monkeypatch, over):
     paths = train(layout)

@@ -1,7 +1,8 @@
 """`ftslurm status RUN`: where a run stands and what happened to it, attempt by attempt.
 
 Reads the run directory and writes nothing, so that it may be asked at any time from anywhere. Slurm
-is asked one thing only, and only where the run waits: whether its job is held, which no time mends.
+is asked one thing only, and only where the run waits or has just begun: whether its job is held,
+which no time mends.
 What else only Slurm knows is not guessed. `--json` carries every number that is printed, the same.
 """
 
@@ -66,7 +67,11 @@ def main(argv: Optional[list[str]] = None) -> int:
 
 
 def _held(layout: RunLayout, story: RunStory) -> Optional[Held]:
-    if story.state not in WAITING:
+    newest = story.attempts[-1] if story.attempts else None
+    # The batch script begins when the prolog of its own node has ended; that of another node may
+    # fail after it (seen), and the attempt that was claimed never trains.
+    has_trained = newest is None or newest.last_step or story.program
+    if story.state not in WAITING and (story.state != "running" or has_trained):
         return None
     from ftslurm.operate.held import look_for_hold  # late: a run mostly trains, or is over
 

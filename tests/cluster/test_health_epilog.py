@@ -136,7 +136,8 @@ def test_four_epilogs_with_one_false_signature_leave_nodes_to_work_with(site: He
         machine.fall_sick("remap failure")
     lab.run_as(lab.user, ["scancel", job])
     epilogs = [site.wait_for_call(node, "epilog", job) for node in lab.nodes]
-    assert max(one.began for one in epilogs) < min(one.ended for one in epilogs), "not at once"
+    begun = sorted(one.began for one in epilogs)
+    assert begun[-1] - begun[0] < 2.0, "not at once"
     left = [node for node in lab.nodes if node not in site.drained()]
     assert len(left) in (2, 3), site.says()
     # What was undone stays so: no job after this one takes another node.
