@@ -1,6 +1,7 @@
 """Its being here puts this folder on the import path: tests everywhere below import `fakes`."""
 
 import pytest
+from fakes.nvml.nodes import build
 
 from ftslurm import files
 
@@ -10,3 +11,9 @@ def patience(monkeypatch):
     """What a test has broken is not mended by waiting; one that mends it itself sets its own."""
     monkeypatch.setattr(files, "VIEW_LAG_S", 0.2)
     monkeypatch.setattr(files, "STUMBLE_S", 0.1)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The fake libnvidia-ml.so.1, built once."""
+    return str(build(tmp_path_factory.mktemp("nvml")))

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fakes.nvml.nodes import STATE_VARIABLE, build
+from fakes.nvml.nodes import STATE_VARIABLE
 from health_probes import XID_13, ProbedNode
 
 from ftslurm.cli import main as ftslurm
@@ -26,11 +26,6 @@ from ftslurm.health.verdict_folder import read_verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root acts on a node")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return str(build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture

@@ -27,11 +27,6 @@ def words(verdicts: Sequence[Verdict], code: str) -> list[str]:
     return [one.word for one in verdicts if one.code == code]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(nodes.build(tmp_path_factory.mktemp("nvml")))
-
-
 @pytest.mark.parametrize(
     ("call", "drains"),
     [

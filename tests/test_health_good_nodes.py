@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes.nvml.nodes import STATE_VARIABLE, build
+from fakes.nvml.nodes import STATE_VARIABLE
 from health_nodes import NOW, looks, node, signal
 from health_probes import ProbedNode, found, hard, late, write
 
@@ -19,11 +19,6 @@ from ftslurm.health.probe import Probe
 from ftslurm.health.verdicts import judge
 
 XID_31 = "NVRM: Xid (PCI:0000:2b:00): 31, pid=7, name=python3, Ch 8, MMU Fault: ENGINE GRAPHICS"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes.nvml.nodes import STATE_VARIABLE, build
+from fakes.nvml.nodes import STATE_VARIABLE
 from health_probes import (
     ECC,
     XID_13,
@@ -28,11 +28,6 @@ from ftslurm.health.state_dir import StateDir
 CONTEXTS = ("prolog", "epilog", "periodic", "probe")
 SMI = Path(__file__).resolve().parent / "fakes" / "nvml" / "nvidia-smi"
 SMI_DATA = Path(__file__).resolve().parent / "data" / "health" / "smi"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture

@@ -51,11 +51,6 @@ NOT_OF_MODEL = {
 LINKS = {"H100": 18, "H200": 18, "A100": 12, "B200": 18, "V100": 6}
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(nodes.build(tmp_path_factory.mktemp("nvml")))
-
-
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nodes.Node:
     monkeypatch.setenv(nodes.STATE_VARIABLE, str(tmp_path / "state"))

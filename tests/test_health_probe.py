@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes.nvml.nodes import STATE_VARIABLE, build
+from fakes.nvml.nodes import STATE_VARIABLE
 from health_probes import (
     BUSES,
     ECC,
@@ -27,11 +27,6 @@ from ftslurm.health.probe import MEMORY, Probe
 CONTEXTS = ("prolog", "epilog", "periodic", "probe")
 SMI = Path(__file__).resolve().parent / "fakes" / "nvml" / "nvidia-smi"
 SMI_DATA = Path(__file__).resolve().parent / "data" / "health" / "smi"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("nvml")))
 
 
 @pytest.fixture

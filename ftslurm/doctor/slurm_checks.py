@@ -23,6 +23,12 @@ from ftslurm.doctor.site_programs import (
     check_timeouts,
 )
 from ftslurm.scheduler.protocol import CLOCKS_S
+from ftslurm.scheduler.slurm_parse import (
+    exit_codes,
+    ignored_user_signals,
+    sends_user_signal,
+    user_signal_setting,
+)
 
 LEAST_KILL_WAIT_S = 10
 """In it the batch script asks for the requeue, which takes a second or two of a busy slurmctld."""
@@ -62,19 +68,14 @@ def _version(cluster: Cluster) -> Line:
 
 def _user_signal(cluster: Cluster) -> Line:
     name = "slurm.user_signal"
-    key, word = "PreemptParameters", "send_user_signal"
-    if cluster.version < (23, 2, 0):
-        key, word = "SlurmctldParameters", "preempt_send_user_signal"
-    for place in ("PreemptParameters", "SlurmctldParameters", "SchedulerParameters"):
-        for found in cluster.words(place) & {"send_user_signal", "preempt_send_user_signal"}:
-            if (place, found) != (key, word):
-                return warn(
-                    name,
-                    f"{place}={found}, which this version accepts and ignores",
-                    f"it reads {key}={word}; until then preemption sends TERM, which runs"
-                    " take as well",
-                )
-    sends = word in cluster.words(key)
+    key, word = user_signal_setting(cluster.version)
+    for place, found in ignored_user_signals(cluster.config, cluster.version):
+        return warn(
+            name,
+            f"{place}={found}, which this version accepts and ignores",
+            f"it reads {key}={word}; until then preemption sends TERM, which runs take as well",
+        )
+    sends = sends_user_signal(cluster.config, cluster.version)
     return ok(
         name, f"preemption sends {'the job its own signal' if sends else 'TERM'}; runs take both"
     )
@@ -116,7 +117,7 @@ def _most_requeues(cluster: Cluster) -> Line:
 def _requeue_exit(cluster: Cluster) -> Line:
     name = "slurm.requeue_exit"
     for key, what in (("RequeueExit", "queued again by Slurm"), ("RequeueExitHold", "held")):
-        found = sorted(_codes(cluster.get(key)) & {0, 1})
+        found = sorted({0, 1} & set(exit_codes(cluster.get(key))))
         if found:
             return fail(
                 name,
@@ -231,13 +232,3 @@ CHECKS: tuple[Callable[[Cluster], Line], ...] = (
     check_health_check, check_timeouts, _accounting, _process_tracking, _node_timeout,
     _submit_plugins, _arrays, _clock,
 )  # fmt: skip
-
-
-def _codes(text: str) -> set[int]:
-    """Of `1-3,75`."""
-    found: set[int] = set()
-    for item in text.split(","):
-        first, _, last = item.strip().partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), min(int(last or first), 255) + 1))
-    return found

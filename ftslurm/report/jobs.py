@@ -139,7 +139,7 @@ def _attempt(run: JobRun) -> AttemptReport:
         sentence=end.sentence,
         start_at=run.start_at,
         end_at=run.end_at,
-        wait_s=_wait_s(run),
+        wait_s=queued_s(run),
         elapsed_s=run.elapsed_s,
         num_nodes=run.num_nodes,
         gpus=run.gpus,
@@ -184,7 +184,7 @@ def _clipped(one: AttemptReport, since: Optional[float], until: Optional[float])
     )
 
 
-def _wait_s(run: JobRun) -> Optional[float]:
+def queued_s(run: JobRun) -> Optional[float]:
     """From when it might have started (dependencies, --begin and holds aside) until it did."""
     since = run.eligible_at or run.submit_at
     if since is None or run.start_at is None:

@@ -17,7 +17,7 @@ from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.policy import ENDED
 from ftslurm.report.attempt_end import ending_of
 from ftslurm.report.fleet import Goodput
-from ftslurm.report.jobs import AttemptReport, JobReport, report_of, within
+from ftslurm.report.jobs import AttemptReport, JobReport, queued_s, report_of, within
 from ftslurm.report.logical import Ending, LogicalJob, ending
 from ftslurm.report.step_times import StepTimes, read_step_times
 from ftslurm.run.attempt_story import AttemptStory
@@ -172,7 +172,7 @@ def _attempt(
         sentence=end.sentence,
         start_at=share.start_at,
         end_at=share.end_at,
-        wait_s=_wait_s(run) if share.is_first else None,
+        wait_s=queued_s(run) if run is not None and share.is_first else None,
         elapsed_s=share.elapsed_s,
         num_nodes=(run.num_nodes if run else 0) or len(story.nodes),
         gpus=run.gpus if run else 0,
@@ -191,13 +191,6 @@ def _attempt(
         more_node_s=run.more_node_s * share.part if run else 0.0,
         more_gpu_s=run.more_gpu_s * share.part if run else 0.0,
     )
-
-
-def _wait_s(run: Optional[JobRun]) -> Optional[float]:
-    if run is None or run.start_at is None:
-        return None
-    since = run.eligible_at or run.submit_at
-    return None if since is None else max(0.0, run.start_at - since)
 
 
 def _shares(story: RunStory, jobs: Sequence[LogicalJob], now: float) -> list[_Share]:
@@ -268,8 +261,8 @@ def _goodput(
         found.stall_s += nodes * stall_s
         found.restart_s += nodes * restart_s
         found.other_s += nodes * max(0.0, rest_s)
-        if share.is_first:
-            found.queue_s += nodes * (_wait_s(share.run) or 0.0)
+        if share.run is not None and share.is_first:
+            found.queue_s += nodes * (queued_s(share.run) or 0.0)
     return found
 
 

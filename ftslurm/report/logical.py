@@ -26,9 +26,6 @@ RUNNING_STATES = frozenset(
 FAILED_STATES = frozenset(
     {"FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 )
-ENDED_STATES = FAILED_STATES | {
-    "COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REQUEUED", "REVOKED",
-}  # fmt: skip
 """Words of job_state_string() of 22.05 to 26.05. A word that is none of them is unknown, and no
 failure."""
 

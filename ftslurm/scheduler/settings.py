@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.slurm import Runner, run_command
+from ftslurm.scheduler.slurm import Runner, checked, run_command
 from ftslurm.scheduler.slurm_parse import parse_config, parse_partitions
 
 ASK_S = 20.0
@@ -39,9 +39,9 @@ class Qos:
 def read_settings(*, run: Runner = run_command, clock: Callable[[], float] = time.time) -> Settings:
     """SchedulerError when Slurm does not answer."""
     asked_at = clock()
-    told = _ask(run, ["scontrol", "show", "config"])
+    told = checked(run, ["scontrol", "show", "config"], ASK_S)
     off_s = _clock_off_s(told, asked_at, clock())
-    rows = parse_partitions(_ask(run, ["scontrol", "--oneliner", "show", "partition"]))
+    rows = parse_partitions(checked(run, ["scontrol", "--oneliner", "show", "partition"], ASK_S))
     return Settings(parse_config(told), {row["PartitionName"]: row for row in rows}, off_s)
 
 
@@ -50,7 +50,7 @@ def read_qos(*, run: Runner = run_command) -> Optional[dict[str, Qos]]:
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos",
             "format=Name,GraceTime,PreemptMode,Preempt"]  # fmt: skip
     try:
-        told = _ask(run, argv)
+        told = checked(run, argv, ASK_S)
     except SchedulerError:
         return None
     found = {}
@@ -66,7 +66,7 @@ def read_gres(partition: str, *, run: Runner = run_command) -> Optional[dict[str
     """Node -> its gres, e.g. `gpu:h100:8(S:0-1)`; None when Slurm does not answer."""
     argv = ["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G"]
     try:
-        told = _ask(run, argv)
+        told = checked(run, argv, ASK_S)
     except SchedulerError:
         return None
     rows = [line.strip().partition("|") for line in told.splitlines()]
@@ -96,11 +96,3 @@ def _span_s(text: str) -> int:
         return int(text) if text.strip().isdigit() else 0
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _ask(run: Runner, argv: list[str]) -> str:
-    done = run(argv, ASK_S)
-    if done.rc != 0:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise SchedulerError(f"`{' '.join(argv)}` failed: {said[:300]}")
-    return done.stdout

@@ -332,12 +332,15 @@ class SlurmScheduler:
         return self._run(argv, TIMEOUT_S)
 
     def _checked(self, argv: list[str]) -> str:
-        done = self._run(argv, TIMEOUT_S)
-        if done.rc != 0:
-            raise SchedulerError(
-                f"`{' '.join(argv)}` failed with code {done.rc}: {_last_line(done)}"
-            )
-        return done.stdout
+        return checked(self._run, argv, TIMEOUT_S)
+
+
+def checked(run: Runner, argv: list[str], timeout_s: float) -> str:
+    """What it printed; SchedulerError with its own last words where it fails."""
+    done = run(argv, timeout_s)
+    if done.rc != 0:
+        raise SchedulerError(f"`{' '.join(argv)}` failed with code {done.rc}: {_last_line(done)}")
+    return done.stdout
 
 
 def _last_line(done: Completed) -> str:

@@ -145,27 +145,38 @@ def parse_site(config_text: str, partition_text: str) -> Site:
         version=config["SLURM_VERSION"],
         kill_wait_s=_seconds(config.get("KillWait", ""), default=30),
         job_requeue=config.get("JobRequeue", "1") == "1",
-        send_user_signal=_sends_user_signal(config, version),
+        send_user_signal=sends_user_signal(config, version),
         default_partition=default[0] if default else None,
         grace_s={row["PartitionName"]: _seconds(row.get("GraceTime", "")) for row in partitions},
         preempt_mode={row["PartitionName"]: row.get("PreemptMode", "OFF") for row in partitions},
         max_time_s={row["PartitionName"]: _limit_s(row.get("MaxTime", "")) for row in partitions},
         expedited_requeue=_expedites(config, version),
-        requeue_exit=_codes(config.get("RequeueExit", "")),
-        requeue_exit_hold=_codes(config.get("RequeueExitHold", "")),
+        requeue_exit=exit_codes(config.get("RequeueExit", "")),
+        requeue_exit_hold=exit_codes(config.get("RequeueExitHold", "")),
         findings=_findings(config, version),
     )
 
 
-def _user_signal_setting(version: Version) -> tuple[str, str]:
+def user_signal_setting(version: Version) -> tuple[str, str]:
     """The key and the word by which preemption sends a job's own signal in this version."""
     if version >= (23, 2, 0):
         return "PreemptParameters", "send_user_signal"
     return "SlurmctldParameters", "preempt_send_user_signal"
 
 
-def _sends_user_signal(config: Mapping[str, str], version: Version) -> bool:
-    key, word = _user_signal_setting(version)
+def ignored_user_signals(config: Mapping[str, str], version: Version) -> list[tuple[str, str]]:
+    """(key, word) of settings that ask for it where or as this version does not read it."""
+    words = {"send_user_signal", "preempt_send_user_signal"}
+    return [
+        (place, found)
+        for place in ("PreemptParameters", "SlurmctldParameters", "SchedulerParameters")
+        for found in sorted(_words(config.get(place, "")) & words)
+        if (place, found) != user_signal_setting(version)
+    ]
+
+
+def sends_user_signal(config: Mapping[str, str], version: Version) -> bool:
+    key, word = user_signal_setting(version)
     return word in _words(config.get(key, ""))
 
 
@@ -176,22 +187,15 @@ def _expedites(config: Mapping[str, str], version: Version) -> bool:
 
 
 def _findings(config: Mapping[str, str], version: Version) -> list[str]:
-    findings = []
-    key, word = _user_signal_setting(version)
-    places = ("SchedulerParameters", "SlurmctldParameters", "PreemptParameters")
-    for place in places:
-        for found in _words(config.get(place, "")) & {
-            "send_user_signal",
-            "preempt_send_user_signal",
-        }:
-            if (place, found) != (key, word):
-                findings.append(
-                    f"{place}={found} is accepted and ignored by Slurm "
-                    f"{config['SLURM_VERSION']}; it reads {key}={word}"
-                )
+    key, word = user_signal_setting(version)
+    findings = [
+        f"{place}={found} is accepted and ignored by Slurm {config['SLURM_VERSION']}; it reads "
+        f"{key}={word}"
+        for place, found in ignored_user_signals(config, version)
+    ]
     if config.get("JobRequeue") == "0":
         findings.append("JobRequeue=0: only jobs submitted with --requeue can be queued again")
-    if 1 in _codes(config.get("RequeueExit", "")):
+    if 1 in exit_codes(config.get("RequeueExit", "")):
         findings.append("RequeueExit holds 1: Slurm queues a run again that stopped for a person")
     return sorted(findings)
 
@@ -214,11 +218,11 @@ def _limit_s(text: str) -> Optional[int]:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _codes(text: str) -> list[int]:
+def exit_codes(text: str) -> list[int]:
     """Exit codes of e.g. `1-3,75`."""
     codes: list[int] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         first, _, last = item.partition("-")
         if first.isdigit() and (last or first).isdigit():
-            codes.extend(range(int(first), int(last or first) + 1))
+            codes.extend(range(int(first), min(int(last or first), 255) + 1))
     return codes

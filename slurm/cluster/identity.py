@@ -91,11 +91,6 @@ class Identity:
         return self.folder / "local"
 
     @property
-    def node_own(self) -> Path:
-        """The same for what belongs to root on a machine: daemons' state, logs, hardware."""
-        return self.folder / "own"
-
-    @property
     def munge_socket(self) -> Path:
         return self.folder / "munge" / "socket"
 
