@@ -70,3 +70,9 @@ def test_a_page_of_many_jobs_keeps_those_that_failed(sacct):
     assert "1" in {job["job_id"] for job in found["jobs"]}
     assert len(found["jobs"]) <= 1001
     assert "more, which --json and --csv list" in text
+
+
+def test_a_page_for_a_folder_that_is_not_there_is_refused_before_anything_is_read(sacct, capsys):
+    assert report("--html", "no/such/report.html") == 2
+    assert "there is no folder `no/such`" in capsys.readouterr().err
+    assert not (sacct.folder / "asked").exists()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.errors import EXIT_FAILED, EXIT_OK
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, UsageError
 from ftslurm.files import write_atomic
 from ftslurm.report.fleet import GROUPS
 from ftslurm.report.jobs import JobReport
@@ -43,6 +43,9 @@ exit code: 0 nothing failed, 1 something did, 2 wrong use, 3 nothing to read"""
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = _parser().parse_args(argv)
+    if options.html and not Path(options.html).parent.is_dir():
+        folder = Path(options.html).parent
+        raise UsageError(f"there is no folder `{folder}` for the page; make it, or name another")
     wanted = wanted_of(options.what, [Path(options.runs_below)])
     user = "" if options.all_users or options.what else options.user or getpass.getuser()
     query = Query(sacct_time(options.since or "7d"), sacct_time(options.until or "now"), user)
@@ -100,7 +103,7 @@ def _write_page(reading: Reading, query: Query, path: Path) -> None:
     }
     title = f"ftslurm report, {'all users' if not query.user else query.user}"
     text = page(jobs, reading.fleet, data, title=title, left=left)
-    write_atomic(path, text.encode())
+    write_atomic(path, text.encode(), durable=False)  # it can be made again
     print(f"ftslurm: {len(jobs) + left} jobs, written to {path}", file=sys.stderr)  # noqa: T201
 
 
