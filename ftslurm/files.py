@@ -17,7 +17,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, TypeVar
@@ -224,18 +224,28 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
     O_APPEND makes lines of several writers on one host whole (open(2)); it does not over NFS, so a
     file has one writer. Not tried again: a part of the line may have been written.
     """
-    body = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    line = f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
+    append_records(path, [record])
+
+
+def append_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """As `append_record`, with many lines in a single write."""
+    lines = b"".join(_line(record) for record in records)
     faults.point("append", name=path.name)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            line = b"\n" + line  # the writer before was cut off: its torn line stays alone
-        while line:
-            line = line[os.write(fd, line) :]  # a disk that fills up takes a part, then says so
+            lines = b"\n" + lines  # the writer before was cut off: its torn line stays alone
+        while lines:
+            # A disk that fills up takes a part, then says so.
+            lines = lines[os.write(fd, lines) :]
     finally:
         os.close(fd)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    body = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,8 @@ from ftslurm.errors import RunError, UsageError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_record import TaskRecord, add_tasks
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.sbatch import RefusedError, UnclearError, parse_job_id, scrubbed
@@ -126,13 +126,6 @@ def test_a_run_that_resubmits_is_never_requeued_and_runs_one_job_at_a_time(run, 
     assert read_record(layout).continue_by == "resubmit"
 
 
-def test_an_array_of_runs_that_resubmit_runs_side_by_side(run, sbatch, tmp_path):
-    roots = [str(run(name, continue_by="resubmit").root) for name in ("a", "b")]
-    FtslurmExecutor(tmp_path / "sweep").map_array(TrainCall(), roots)
-    options = sbatch.calls[0]["options"]
-    assert options["job-name"] == "ftslurm" and "dependency" not in options
-
-
 HOSTILE = ["a b", "$(touch x)", '"', "'", "`id`", "-x", "--wrap=id", "\\", "a;b", "naïve 名前", "#"]
 
 
@@ -227,43 +220,43 @@ def test_a_machine_without_sbatch_names_the_local_way(run, monkeypatch, tmp_path
         submit_run(layout, "slurm")
 
 
-def test_an_array_runs_each_runs_own_script(run, sbatch, tmp_path):
-    layouts = [run(f"run{index}") for index in range(3)]
-    plugin = FtslurmExecutor(tmp_path / "sweep")
-    plugin.update_parameters(array_parallelism=2)
-    jobs = plugin.map_array(TrainCall(), [str(layout.root) for layout in layouts])
-    (call,) = sbatch.calls
-    assert [job.job_id for job in jobs] == ["4000_0", "4000_1", "4000_2"]
-    assert call["options"]["array"] == "0-2%2" and call["options"]["nodes"] == "2"
-    assert call["options"]["output"] == f"{tmp_path}/sweep/%A_%a.out"
-    for index, layout in enumerate(layouts):
-        layout.script.write_text(f"echo task {index} of {layout.root.name}")
-        done = subprocess.run(
-            ["bash", call["script"]],
-            env={**os.environ, "SLURM_ARRAY_TASK_ID": str(index)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout.strip() == f"task {index} of {layout.root.name}"
-    stray = subprocess.run(["bash", call["script"]], env={"PATH": "/usr/bin:/bin"})
-    assert stray.returncode == 1
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", call["script"]], check=True)
-
-
-def test_a_batch_context_is_an_array_too(run, sbatch, tmp_path):
-    plugin = submitit.AutoExecutor(tmp_path / "sweep", cluster="ftslurm")
-    with plugin.batch():
-        jobs = [plugin.submit(TrainCall(), str(run(name).root)) for name in ("a", "b")]
-    assert [job.job_id for job in jobs] == ["4000_0", "4000_1"]
-    assert "submit/train.sbatch" in sbatch.calls[0]["text"]
-
-
-def test_runs_that_ask_for_different_things_are_no_array(run, sbatch, tmp_path):
-    roots = [str(run("a").root), str(run("b", nodes=3).root)]
-    with pytest.raises(UsageError, match="ask sbatch for different things"):
-        FtslurmExecutor(tmp_path / "sweep").map_array(TrainCall(), roots)
+def test_runs_are_submitted_together_only_as_tasks_of_a_sweep(run, sbatch, tmp_path):
+    roots = [str(run(name).root) for name in ("a", "b")]
+    plugin = FtslurmExecutor(tmp_path / "logs")
+    with pytest.raises(UsageError, match="tasks of one sweep"):
+        plugin.map_array(TrainCall(), roots)
+    with pytest.raises(UsageError, match="tasks of one sweep"), plugin.batch():
+        for root in roots:
+            plugin.submit(TrainCall(), root)
     assert sbatch.calls == []
+
+
+@pytest.fixture
+def sweep(run, sbatch, tmp_path):
+    """Three runs in the folder of a sweep, which asks for one of them what for no other."""
+    (tmp_path / "sbatch/bin/scontrol").write_text("#!/bin/sh\necho SLURM_VERSION = 22.05.8\n")
+    (tmp_path / "sbatch/bin/scontrol").chmod(0o755)
+    layout = SweepLayout(tmp_path / "s")
+    layout.submit.mkdir(parents=True)
+    layout.sweep_json.write_text("{}")
+    for group in (0, 1):
+        layout.group_script(group).write_text("#!/bin/bash\n")
+        layout.group_arguments(group).write_text(f"--job-name=g{group}\n")
+    for number in range(3):
+        run(f"run{number}").root.rename(layout.task(number).root)
+    add_tasks(layout, [TaskRecord(n, layout.task_id(n), (), int(n == 1)) for n in range(3)])
+    return layout
+
+
+def test_tasks_of_a_sweep_are_an_array_a_group(sweep, sbatch):
+    plugin = submitit.AutoExecutor(sweep.submit, cluster="ftslurm")
+    plugin.update_parameters(ftslurm_array_parallelism=2)
+    with plugin.batch():
+        jobs = [plugin.submit(TrainCall(), str(sweep.task(n).root)) for n in range(3)]
+    asked = [(call["options"]["job-name"], call["options"]["array"]) for call in sbatch.calls]
+    assert asked == [("g0", "0,2%1"), ("g1", "1%1")]
+    assert sorted(job.job_id for job in jobs) == ["4000_0", "4000_2", "4001_1"]
+    assert jobs[0].num_tasks == 4
 
 
 @pytest.mark.parametrize(

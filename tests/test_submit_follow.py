@@ -4,12 +4,14 @@ import pytest
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
+from ftslurm.recovery import view as run_view
+from ftslurm.recovery.ending import AttemptView, View, ending
 from ftslurm.run.attempts import Attempt, Progress, claim, write_progress
 from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.protocol import JobState
 from ftslurm.submit import follow
-from ftslurm.submit.follow import AttemptView, Follower, View, ending, is_ripe_for_drill, news
+from ftslurm.submit.follow import Follower, is_ripe_for_drill, news
 
 RUNNING = JobState("RUNNING")
 
@@ -268,7 +270,7 @@ def test_a_file_replaced_while_it_is_read_costs_one_look(tmp_path, monkeypatch):
             raise error
         return progress(7)
 
-    monkeypatch.setattr(follow, "read_progress", read)
+    monkeypatch.setattr(run_view, "read_progress", read)
     end, said, _, _ = followed(tmp_path, [RUNNING] * 5 + [JobState("FAILED")])
     assert "job FAILED" in end.text and not stale
     assert sum("step 7/100" in line for line in said) == 1
@@ -278,7 +280,7 @@ def test_a_run_directory_that_stays_unreadable_is_given_up(tmp_path, monkeypatch
     def read(layout):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(follow, "numbers", read)
+    monkeypatch.setattr(run_view, "numbers", read)
     with pytest.raises(RunError, match="can no longer be read .*Input/output error"):
         followed(tmp_path, [RUNNING])
 

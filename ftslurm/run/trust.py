@@ -2,7 +2,8 @@
 
 A run directory holds code, a script and a pickle, which do as their writer pleases. It is used when
 it, RUN/submit and the pickle belong to this user and nobody else may write there; what somebody
-else may only read does no harm. ACLs of POSIX show up in the group bits (acl(5)); those of NFSv4 do
+else may only read does no harm. Of a task of a sweep, whose code lies beside it, the same holds for
+the sweep's folder. ACLs of POSIX show up in the group bits (acl(5)); those of NFSv4 do
 not. A folder above that others write into is common and not refused, so whoever may rename the run
 directory away could still put another run of this user's in its place, never one of his own.
 """
@@ -22,7 +23,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 def require_own(layout: RunLayout) -> None:
     """RunError unless what is there is ours; what is missing is for its reader to miss."""
-    for path in (layout.root, layout.submit, layout.call):
+    shared = [layout.root.parent] if layout.code.is_symlink() else []
+    for path in (*shared, layout.root, layout.submit, layout.call):
         try:
             found = path.stat()
         except FileNotFoundError:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Optional
 
 FIELDS = (
@@ -106,22 +107,23 @@ class Table:
         self._names, self._delimiter = list(names), delimiter
         places = {name: place for place, name in enumerate(names)}
         # A field that this sacct lacks is the empty one behind the others.
-        self._place = [places.get(name, len(names)) for name in FIELDS]
-        self._of_step = [places.get(name, len(names)) for name in _OF_STEP]
+        self._job_id = places.get("JobID", len(names))
+        self._of_run = itemgetter(*(places.get(name, len(names)) for name in FIELDS))
+        self._of_step = itemgetter(*(places.get(name, len(names)) for name in _OF_STEP))
         self.left_out = 0
 
     def runs(self, lines: Iterable[str]) -> Iterator[JobRun]:
         """In the order of the table; a run comes when its steps have."""
         run: Optional[JobRun] = None
-        job_id = self._place[0]
+        job_id, of_step, of_run = self._job_id, self._of_step, self._of_run
         for row in self._rows(lines):
             if "." in row[job_id]:
                 if run is not None:
-                    run.steps.append(_step([row[place] for place in self._of_step]))
+                    run.steps.append(_step(of_step(row)))
                 continue
-            following = _run([row[place] for place in self._place])
+            following = _run(of_run(row))
             if run is not None and run.state == "RESIZING" and run.job_id == following.job_id:
-                run = _resized(run, following)
+                run = resized(run, following)
                 continue
             if run is not None:
                 yield run
@@ -186,7 +188,7 @@ def _run(values: Sequence[str]) -> JobRun:
     )
 
 
-def _resized(before: JobRun, after: JobRun) -> JobRun:
+def resized(before: JobRun, after: JobRun) -> JobRun:
     """A job that lost a node goes on under a second row: still the same run. That row's Submit and
     Eligible are the moment of the resize (as_mysql_job.c)."""
     after.steps, after.start_at = before.steps, before.start_at or after.start_at

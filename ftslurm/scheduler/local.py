@@ -77,6 +77,9 @@ class LocalScheduler:
                 )
         return JobState(job.word, job.reason)
 
+    def job_states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        return {job_id: self.job_state(job_id) for job_id in job_ids}
+
     def end_time(self, job_id: str) -> Optional[float]:
         job = self._job(job_id)
         return job.ends_at if job else None
@@ -156,6 +159,11 @@ class LocalScheduler:
         job = self._job(job_id)
         if job is not None:
             local_state.write_request(self._layout(), CANCEL, job)
+
+    def cancel_all(self, job_ids: Sequence[str], *, only_waiting: bool = False) -> None:
+        for job_id in job_ids:
+            if not only_waiting or self.job_state(job_id).is_waiting:
+                self.cancel(job_id)
 
     def _layout(self) -> RunLayout:
         if self._run_dir is None:

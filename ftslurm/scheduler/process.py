@@ -56,12 +56,12 @@ def tie_to_parent() -> None:
         os._exit(1)
 
 
-def die_with_parent() -> Callable[[], None]:
-    """A preexec_fn: the child is killed when the thread that started it ends."""
+def die_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """A preexec_fn: the child gets signal `number` when the thread that started it ends."""
     parent = os.getpid()
 
     def set_death_signal() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _libc.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it died before the call above
             os._exit(1)
 

@@ -43,6 +43,11 @@ class RequeueImpossible(SchedulerError):
     flag away), or none at all (no scontrol on the node)."""
 
 
+DOUBTFUL = ("NODE_FAIL", "PREEMPTED")
+"""Words of a job that Slurm may queue again a moment after it has called it so: ask twice."""
+SECOND_LOOK_S = 5.0
+
+
 @dataclass(frozen=True)
 class JobState:
     """Where a job stands: Slurm's word and its reason for waiting."""
@@ -131,6 +136,11 @@ class Site:
     """Partition -> seconds between the preemption's signal and the kill."""
     preempt_mode: dict[str, str] = field(default_factory=dict)
     """Partition -> REQUEUE, CANCEL, OFF..."""
+    preempt_by_qos: bool = False
+    """A job's QOS says how it makes room, and its partition nothing (preempt/qos)."""
+    qos_grace_s: dict[str, int] = field(default_factory=dict)
+    qos_preempt_mode: dict[str, str] = field(default_factory=dict)
+    """The same by QOS; empty where they do not count, or accounting does not tell."""
     max_time_s: dict[str, Optional[int]] = field(default_factory=dict)
     """Partition -> longest limit; None: unlimited."""
     expedited_requeue: bool = False
@@ -174,6 +184,9 @@ class Scheduler(Protocol):
         """Where the other ranks reach rank 0."""
 
     def job_state(self, job_id: str) -> JobState: ...
+
+    def job_states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Of each of them, asked all at once: tasks of an array by their `70_1`."""
 
     def end_time(self, job_id: str) -> Optional[float]:
         """UTC seconds at which the job will be ended; moves earlier when grace starts."""
@@ -246,3 +259,7 @@ class Scheduler(Protocol):
         """Shorten the wait of a requeued job where its owner may; True when something was done."""
 
     def cancel(self, job_id: str) -> None: ...
+
+    def cancel_all(self, job_ids: Sequence[str], *, only_waiting: bool = False) -> None:
+        """Cancel jobs at once: whole arrays by their number, single jobs by theirs. SchedulerError:
+        some may be left; a job that has ended meanwhile is enough for that."""

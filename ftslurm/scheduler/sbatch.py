@@ -18,8 +18,9 @@ from ftslurm.errors import RunError, SchedulerError
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.hostlist import expand
 
-SBATCH_TIMEOUT_S = 120.0
-"""Above the 20 s for which sbatch blocks while slurmctld is away (26.05, seen)."""
+SBATCH_TIMEOUT_S = 150.0
+"""Above the 20 s for which sbatch blocks while slurmctld is away (26.05, seen), and the 15 pauses
+of 1 to 15 s after which it gives up when there are MaxJobCount jobs (sbatch.c)."""
 
 # A user's SBATCH_* beat the script's lines, SLURM_* of an outer job bind CPUs and count tasks.
 _FOREIGN = ("SBATCH_", "SLURM_", "SRUN_", "PMIX_", "SUBMITIT_")
@@ -41,6 +42,11 @@ _LOST_ANSWER = re.compile(
 
 _NOT_REACHED = re.compile(r"connect failure|connection refused", re.IGNORECASE)
 
+# `AssocMaxSubmitJobLimit`, `QOSMaxSubmitJobPerUserLimit` come at once, for the whole array where
+# only a part of it is too much; the other two when MaxJobCount is reached (22.05, seen).
+_TOO_MANY = re.compile(
+    r"Submit\w*Limit|temporarily un(able to accept job|available)|job queue full", re.IGNORECASE
+)
 
 _EXCLUDE = "--exclude="
 
@@ -51,6 +57,11 @@ class RefusedError(SchedulerError):
 
 class NotReachedError(RefusedError):
     """There is no job because slurmctld was not reached: the same command may work later."""
+
+
+class LimitError(RefusedError):
+    """There is no job because there are as many as Slurm lets be queued: fewer may be taken, and
+    the same later."""
 
 
 class UnclearError(SchedulerError):
@@ -104,9 +115,14 @@ def submit(arguments: Sequence[str], *, environ: Optional[Mapping[str, str]] = N
     if done.returncode and _LOST_ANSWER.search(said):
         raise _unclear(f"lost its connection ({said})", arguments)
     if done.returncode:
-        kind = NotReachedError if _NOT_REACHED.search(said) else RefusedError
-        raise kind(f"sbatch refused the job (code {done.returncode}): {said}")
+        raise _kind(said)(f"sbatch refused the job (code {done.returncode}): {said}")
     return parse_job_id(done.stdout)
+
+
+def _kind(said: str) -> type[RefusedError]:
+    if _NOT_REACHED.search(said):
+        return NotReachedError
+    return LimitError if _TOO_MANY.search(said) else RefusedError
 
 
 def parse_job_id(output: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
+from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.slurm import Runner, checked, run_command
 from ftslurm.scheduler.slurm_parse import parse_config, parse_partitions
 
@@ -60,6 +63,32 @@ def read_qos(*, run: Runner = run_command) -> Optional[dict[str, Qos]]:
             names = tuple(filter(None, preempts.split(",")))
             found[name] = Qos(_span_s(grace), mode.strip(), names)
     return found
+
+
+def mode_of_qos(known: Mapping[str, Qos], name: str, of_cluster: str) -> str:
+    """How jobs of the QOS `name` make room with preempt/qos: by its own mode, else the cluster's;
+    OFF where no QOS preempts it (preempt_qos.c). Pure."""
+    own = known[name].preempt_mode
+    among_themselves = "WITHIN" in f"{own},{of_cluster}".upper().split(",")
+    if not among_themselves and not any(name in one.preempts for one in known.values()):
+        return "OFF"
+    return of_cluster if own.lower() in ("", "cluster") else own
+
+
+def with_qos(site: Site, of_cluster: str, *, run: Runner = run_command) -> Site:
+    """`site`, of preempt/qos, with what each QOS says; `of_cluster`: its PreemptMode."""
+    known = read_qos(run=run)
+    if known is None:
+        said = (
+            "PreemptType=preempt/qos, and `sacctmgr show qos` does not answer: the time for a "
+            "save, and whether Slurm queues a preempted job again, are taken from the partition"
+        )
+        return dataclasses.replace(site, findings=[*site.findings, said])
+    return dataclasses.replace(
+        site,
+        qos_grace_s={name: one.grace_s for name, one in known.items()},
+        qos_preempt_mode={name: mode_of_qos(known, name, of_cluster) for name in known},
+    )
 
 
 def read_gres(partition: str, *, run: Runner = run_command) -> Optional[dict[str, str]]:

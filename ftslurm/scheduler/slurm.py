@@ -28,10 +28,13 @@ from ftslurm.scheduler.protocol import (
 )
 from ftslurm.scheduler.slurm_parse import (
     JOB_FORMAT,
+    JOBS_FORMAT,
     NODE_FORMAT,
     QUEUED_FORMAT,
+    parse_config,
     parse_end_time,
     parse_job,
+    parse_jobs,
     parse_queued,
     parse_serving,
     parse_site,
@@ -121,10 +124,13 @@ class SlurmScheduler:
         self._sleep = sleep
 
     def site(self) -> Site:
-        return parse_site(
-            self._checked(["scontrol", "show", "config"]),
-            self._checked(["scontrol", "--oneliner", "show", "partition"]),
-        )
+        told = self._checked(["scontrol", "show", "config"])
+        site = parse_site(told, self._checked(["scontrol", "--oneliner", "show", "partition"]))
+        if not site.preempt_by_qos:
+            return site
+        from ftslurm.scheduler.settings import with_qos  # late: few sites preempt so
+
+        return with_qos(site, parse_config(told)["PreemptMode"], run=self._run)
 
     def controller_alive(self) -> bool:
         # The one command that does not block for 9 s or more while the controller is away.
@@ -160,6 +166,22 @@ class SlurmScheduler:
         if done.rc != 0:
             return JobState(UNKNOWN, _last_line(done))
         return parse_job(done.stdout)
+
+    def job_states(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        if not job_ids:
+            return {}
+        # An array by its number, which has squeue tell of all its tasks; --array has it do so one
+        # by one for those that wait too, --all in partitions that are hidden from this user.
+        numbers = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
+        argv = ["squeue", "--noheader", "--all", "--array", "--states=all"]
+        argv += [f"--jobs={','.join(numbers)}", f"--format={JOBS_FORMAT}"]
+        try:
+            done = self._run(argv, TIMEOUT_S)
+        except SchedulerError as error:
+            return dict.fromkeys(job_ids, JobState(UNKNOWN, str(error)))
+        if done.rc != 0:
+            return dict.fromkeys(job_ids, JobState(UNKNOWN, _last_line(done)))
+        return parse_jobs(done.stdout, job_ids)
 
     def end_time(self, job_id: str) -> Optional[float]:
         done = self._squeue(job_id)
@@ -297,6 +319,11 @@ class SlurmScheduler:
 
     def cancel(self, job_id: str) -> None:
         self._checked(["scancel", job_id])
+
+    def cancel_all(self, job_ids: Sequence[str], *, only_waiting: bool = False) -> None:
+        if job_ids:
+            states = ["--state=PENDING"] if only_waiting else []
+            self._checked(["scancel", *states, *job_ids])
 
     def _end_word(self, job_id: str, state: JobState) -> Optional[str]:
         if state.is_ended:

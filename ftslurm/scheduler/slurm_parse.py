@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
@@ -33,6 +33,9 @@ _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 JOB_FORMAT = "%T|%r|%e"
 """squeue -o: state, reason, end time; no field a user can put text into."""
+
+JOBS_FORMAT = f"%i|{JOB_FORMAT}"
+"""squeue -o: the same behind the job's id, a task of an array as `70_1`."""
 
 QUEUED_FORMAT = "%i|%E|%o"
 """squeue -o: job id, what it waits for, path of its script; only the last may hold a `|`."""
@@ -64,6 +67,21 @@ def parse_job(text: str) -> JobState:
     if word not in STATE_WORDS:
         return JobState(UNKNOWN, f"squeue says `{word}`, a word not known here")
     return JobState(word, "" if reason == "None" else reason)
+
+
+def parse_jobs(text: str, job_ids: Sequence[str]) -> dict[str, JobState]:
+    """Of each of `job_ids`, from `squeue -h -r -o JOBS_FORMAT`. Tasks that wait are told one by one
+    there; were they told together (`70_[3-9%2]`, which may be cut short), those of the array that
+    no line of their own has would be meant: none of them may pass for one that is over."""
+    states = {}
+    for line in text.splitlines():
+        job_id, _, rest = line.partition("|")
+        states[job_id.partition("[")[0]] = parse_job(rest)
+    nobody = parse_job("")
+    return {
+        job_id: states.get(job_id) or states.get(f"{job_id.partition('_')[0]}_", nobody)
+        for job_id in job_ids
+    }
 
 
 def parse_queued(text: str, script: str) -> list[QueuedJob]:
@@ -149,6 +167,7 @@ def parse_site(config_text: str, partition_text: str) -> Site:
         default_partition=default[0] if default else None,
         grace_s={row["PartitionName"]: _seconds(row.get("GraceTime", "")) for row in partitions},
         preempt_mode={row["PartitionName"]: row.get("PreemptMode", "OFF") for row in partitions},
+        preempt_by_qos=config.get("PreemptType") == "preempt/qos",
         max_time_s={row["PartitionName"]: _limit_s(row.get("MaxTime", "")) for row in partitions},
         expedited_requeue=_expedites(config, version),
         requeue_exit=exit_codes(config.get("RequeueExit", "")),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -21,23 +20,15 @@ from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, Usage
 from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
-from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.protocol import Scheduler, Site
+from ftslurm.scheduler.protocol import Scheduler
 from ftslurm.scheduler.sbatch import RefusedError
+from ftslurm.submit.checks import Checks
 from ftslurm.submit.compose import compose_run
 from ftslurm.submit.follow import Ending, Follower, job_to_watch
 from ftslurm.submit.freeze import Plan, freeze, plan_run
-from ftslurm.submit.program_files import check_program, left_behind, with_program
-from ftslurm.submit.refuse import (
-    refuse_inside_job,
-    refuse_signal_clash,
-    refuse_slow_save,
-    refuse_storage,
-    save_cost,
-    storage_of,
-)
-from ftslurm.submit.snapshot import unseen_folders
+from ftslurm.submit.place import open_choices, say_opened, site_of
+from ftslurm.submit.program_files import with_program
 
 _EPILOG = """examples:
   ftslurm submit experiment=main --wait           a first run, followed to its end
@@ -45,6 +36,11 @@ _EPILOG = """examples:
   ftslurm submit entry=mytrain:train steps=1000 user.width=64 --config-dir ~/myconf
   ftslurm submit experiment=gpt_ddp --dry-run     script and plan; nothing is written
   ftslurm submit --follow runs/main-20261129-150000-3f9a
+  ftslurm submit -m optim.lr=1e-4,3e-4 seed=0,1   a sweep of four runs, followed to its end
+  ftslurm submit -m hydra/sweeper=optuna hydra.sweeper.n_trials=8 'optim.lr=interval(1e-4,1e-2)'
+
+In an override, commas and brackets have a meaning of their own. A value that holds some takes two
+pairs of quotes, the outer ones for the shell: 'cluster.exclude="n[1-3,5]"'.
 
 Keys and config groups: conf/ and ftslurm/run/spec.py. Without `cluster=...` the run goes to Slurm
 where sbatch is found, else to this machine. `entry=rank:module:function` runs a function as the
@@ -52,8 +48,13 @@ whole rank, without torch (see ftslurm/submit/rank.py)."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    options = _options(argv)
+    typed = sys.argv[2:] if argv is None else argv
+    options = _options(typed)
     say = speaker(options)
+    if options.multirun:
+        from ftslurm.submit.sweep_command import submit_sweep
+
+        return submit_sweep(options, ["ftslurm", "submit", *typed], say)
     if options.follow is not None:
         if options.overrides or options.dry_run:
             raise UsageError("--follow takes a run directory only; overrides are for a new run")
@@ -83,7 +84,7 @@ def submit_new(
     return EXIT_OK
 
 
-def _options(argv: Optional[list[str]]) -> argparse.Namespace:
+def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ftslurm submit",
         description="Compose a run from conf/ and overrides, freeze it and submit it.",
@@ -98,12 +99,29 @@ def _options(argv: Optional[list[str]]) -> argparse.Namespace:
         "(also as the override drill=true)",
     )
     parser.add_argument("--follow", type=Path, metavar="RUN", help="follow a run submitted before")
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep: one run for each combination of the values that are named (KEY=A,B), "
+        "followed to its end",
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="with -m: return when everything is queued"
+    )
+    parser.add_argument(
+        "--parallelism", type=int, metavar="N", help="with -m: at most N runs at a time"
+    )
     options = parser.parse_intermixed_args(argv)
     for word in [word for word in options.overrides if word.startswith("drill=")]:
         options.overrides.remove(word)
         if word not in ("drill=true", "drill=false"):
             raise UsageError(f"`{word}` is no choice; write drill=true or drill=false")
         options.drill = word == "drill=true"
+    if not options.multirun and (options.detach or options.parallelism is not None):
+        raise UsageError("--detach and --parallelism are of a sweep; add -m")
+    if options.multirun and (options.drill or options.follow is not None):
+        raise UsageError("--drill and --follow are of one run; leave them or -m out")
     waits = options.wait or options.follow is not None
     if options.drill and not waits and not options.dry_run:
         raise UsageError("a drill needs --wait: it is the follower that sends the signal")
@@ -123,73 +141,24 @@ def _plan(
     options: argparse.Namespace, say: Callable[[str], None], program: Sequence[str]
 ) -> tuple[Plan, Scheduler]:
     found = shutil.which("sbatch") is not None
-    composed = compose_run(
-        options.overrides,
-        options.config_dir,
-        open_choices={"cluster": "slurm" if found else "local"},
-    )
-    if "cluster" in composed.opened:
-        why = "sbatch is on PATH" if found else "there is no sbatch on PATH"
-        say(f"cluster={composed.opened['cluster']}, because {why}")
+    composed = compose_run(options.overrides, options.config_dir, open_choices=open_choices())
+    say_opened(composed.opened, say)
     spec, text = composed.spec, composed.text
     if program:
         spec, text = with_program(spec, text, program)
-    refuse_inside_job(spec, os.environ)
-    refuse_signal_clash(spec, os.environ)
+    checks = Checks(Path.cwd() / Path(spec.runs_dir).expanduser())
+    checks.spec(spec)
     scheduler = open_scheduler(spec.cluster.scheduler)
     try:
-        site = _site(spec, scheduler, sbatch_found=found)
+        site = site_of(spec, scheduler, sbatch_found=found)
     except SchedulerError as error:
         if not options.dry_run:
             raise
         warn(f"{error}; what depends on the site is left open")
         site = None
     plan = plan_run(spec, text, scheduler, site, folder=Path.cwd())
-    _look_at_storage(plan)
-    if program:
-        _check_program(plan)
-    unseen = unseen_folders(plan.snapshot, os.environ)
-    if unseen:
-        warn(
-            f"PYTHONPATH has {os.pathsep.join(unseen)}, which the ranks will not "
-            "see; they import from the run's copy of this folder's code and from what is installed"
-        )
+    checks.plan(plan)
     return plan, scheduler
-
-
-def _look_at_storage(plan: Plan) -> None:
-    runs_dir = plan.layout.root.parent
-    warning = refuse_storage(plan.spec, storage_of(runs_dir), runs_dir)
-    if warning is not None:
-        warn(warning)
-    refuse_slow_save(save_cost(plan.spec, runs_dir), plan.emergency_deadline_s)
-
-
-def _check_program(plan: Plan) -> None:
-    check_program(plan.snapshot, plan.spec)
-    for word in left_behind(plan.snapshot, plan.spec.program):
-        warn(
-            f"`{word}` is here but not in the run's copy of the code, where the "
-            "program runs; if the program reads it, give its absolute path"
-        )
-
-
-def _site(spec: RunSpec, scheduler: Scheduler, *, sbatch_found: bool) -> Site:
-    if spec.cluster.scheduler == "slurm":
-        if not sbatch_found:
-            raise SchedulerError(
-                "the run is for Slurm, but sbatch is not on PATH; submit where Slurm is, or choose "
-                "cluster=local"
-            )
-        if not scheduler.controller_alive():
-            raise SchedulerError(
-                "sbatch is here, but slurmctld does not answer (see `scontrol ping`); submit when "
-                "it is back, or run on this machine with cluster=local"
-            )
-    site = scheduler.site()
-    for finding in site.findings:
-        warn(finding)
-    return site
 
 
 def _show_plan(plan: Plan, say: Callable[[str], None], *, as_json: bool) -> None:

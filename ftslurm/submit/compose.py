@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import json
 import os
 import re
 import shlex
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import SpecError
-from ftslurm.run.secret import held_secret, is_secret, reference, references, texts
-from ftslurm.run.spec import RunSpec, from_dict, to_dict
+from ftslurm.run.secret import is_secret, reference
+from ftslurm.run.spec import RunSpec, from_dict
 from ftslurm.run.spec_check import check
 from ftslurm.submit.assets import conf_folder
+from ftslurm.submit.keepable import check_keepable
 
 SCHEMA_NAME = "run_spec"
 """Name under which conf/config.yaml takes in the dataclasses."""
@@ -55,29 +55,54 @@ def compose_run(
     config_dir: Optional[Path] = None,
     *,
     open_choices: Optional[dict[str, str]] = None,
+    values: Optional[Mapping[str, Any]] = None,
 ) -> Composed:
-    """As `compose`; groups that nobody chose (not even an experiment) take `open_choices`."""
-    folders = [_conf(), *_own_folder(config_dir)]
-    accepted = [_checked_override(text, folders) for text in _without_null(overrides)]
+    """As `compose`; groups that nobody chose (not even an experiment) take `open_choices`.
+    `values`: dotted keys with what is put over all else."""
+    folders = config_folders(config_dir)
+    accepted = [checked_override(text, folders) for text in without_null(overrides)]
+    config, opened = run_hydra_open(accepted, folders, open_choices or {})
+    _put(config, values or {})
+    return finished(config, opened)
+
+
+def run_hydra_open(
+    accepted: list[str], folders: list[Path], open_choices: Mapping[str, str]
+) -> tuple[Any, dict[str, str]]:
+    """(what Hydra composes, the groups that were left open with the option they took)."""
     config = _run_hydra(accepted, folders)
-    left_open = {
+    opened = {
         group: option
-        for group, option in (open_choices or {}).items()
+        for group, option in open_choices.items()
         if config.hydra.runtime.choices.get(group) is None
     }
-    if left_open:
-        accepted = [*(f"{group}={option}" for group, option in left_open.items()), *accepted]
+    if opened:
+        accepted = [*(f"{group}={option}" for group, option in opened.items()), *accepted]
         config = _run_hydra(accepted, folders)
+    return config, opened
+
+
+def finished(config: Any, opened: dict[str, str]) -> Composed:
+    """Resolved and checked."""
     values, text = _resolved(config)
     spec = from_dict(values)
-    _check_storable(spec)
-    _check_secrets(spec)
-    _check_held(spec)
+    check_keepable(spec)
     check(spec)
-    return Composed(spec, text, left_open)
+    return Composed(spec, text, opened)
 
 
-def _without_null(overrides: Sequence[str]) -> list[str]:
+def _put(config: Any, values: Mapping[str, Any]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for key, value in values.items():
+        try:
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        except OmegaConfBaseException as error:
+            raise SpecError(sentence(error)) from None
+
+
+def without_null(overrides: Sequence[str]) -> list[str]:
     """Hydra refuses the default written out, `experiment=null`; the last choice holds, as in it."""
     chosen = [text for text in overrides if text.startswith("experiment=")]
     if _NO_EXPERIMENT not in chosen:
@@ -94,6 +119,11 @@ def _conf() -> Path:
             "its wheel again, or its checkout with pip install -e"
         )
     return conf
+
+
+def config_folders(config_dir: Optional[Path]) -> list[Path]:
+    """conf/, and the folder of options beside it."""
+    return [_conf(), *_own_folder(config_dir)]
 
 
 def _own_folder(config_dir: Optional[Path]) -> list[Path]:
@@ -126,16 +156,39 @@ def _run_hydra(overrides: list[str], folders: list[Path]) -> Any:
 
     ConfigStore.instance().store(name=SCHEMA_NAME, node=RunSpec, provider="ftslurm")
     primary, *others = folders
-    paths = ",".join(f"'file://{folder}'" for folder in others)
-    search = [f"hydra.searchpath=[{paths}]"] if others else []
     try:
-        with initialize_config_dir(str(primary), version_base="1.3"):
-            return hydra_compose("config", [*search, *overrides], return_hydra_config=True)
+        with _hydra_set_aside(), initialize_config_dir(str(primary), version_base="1.3"):
+            return hydra_compose(
+                "config", [*searchpath(others), *overrides], return_hydra_config=True
+            )
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        raise SpecError(_sentence(error)) from None
+        raise SpecError(sentence(error)) from None
 
 
-def _sentence(error: BaseException) -> str:
+@contextlib.contextmanager
+def _hydra_set_aside() -> Iterator[None]:
+    """A Hydra program may be running, whose sweep this run belongs to."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.utils import JobRuntime
+    from hydra.version import VersionBase
+
+    running, runtime, base = GlobalHydra.instance(), JobRuntime.instance(), VersionBase.instance()
+    program, name, version = running.hydra, runtime.get("name"), base.version_base
+    running.clear()
+    try:
+        yield
+    finally:
+        running.hydra, base.version_base = program, version
+        runtime.set("name", name)
+
+
+def searchpath(folders: Sequence[Path]) -> list[str]:
+    """The override that has Hydra look there, too."""
+    paths = ",".join(f"'file://{folder}'" for folder in folders)
+    return [f"hydra.searchpath=[{paths}]"] if folders else []
+
+
+def sentence(error: BaseException) -> str:
     """Hydra's message in one line; for an unknown key in a YAML file with the keys near it."""
     cause = error.__cause__ if error.__cause__ is not None else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -157,11 +210,11 @@ _FREE_NAMES = ("user.", "cluster.env.", "recovery.budgets.", "recovery.phase_lim
 """Keys of tables; which names these take is the spec's to say (spec_check.py)."""
 
 
-def _checked_override(text: str, folders: list[Path]) -> str:
+def checked_override(text: str, folders: list[Path]) -> str:
     """`text` as Hydra is given it; SpecError when its key or option does not exist."""
     if text.startswith("~"):
         raise SpecError(f"`{text}` takes a key away; every key has a value, set the one you want")
-    override = _parsed(text)
+    override = parsed(text)
     key = override.key_or_group
     if override.is_sweep_override():
         is_text = key.partition(".")[0] == "user" or _kind(key) in (str, Optional[str])
@@ -173,7 +226,7 @@ def _checked_override(text: str, folders: list[Path]) -> str:
         raise SpecError(
             f"`{text}` would have no effect; ftslurm uses Hydra to compose, nothing else"
         )
-    options = _options(key, folders)
+    options = options_of(key, folders)
     if options:
         _check_option(key, override.value(), options)
         return text
@@ -184,7 +237,7 @@ def _checked_override(text: str, folders: list[Path]) -> str:
     return text
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -207,7 +260,7 @@ def _quoted(text: str) -> str:
     return shlex.quote(f'{key}="{escaped}"')
 
 
-def _options(group: str, folders: list[Path]) -> list[str]:
+def options_of(group: str, folders: list[Path]) -> list[str]:
     """Options of a config group, none when there is no such group."""
     if not re.fullmatch(r"\w+(/\w+)*", group):
         return []
@@ -281,25 +334,43 @@ def _resolved(config: Any) -> tuple[dict[str, Any], str]:
     from omegaconf.base import SCMode
     from omegaconf.errors import OmegaConfBaseException
 
-    own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    own = config
+    if "hydra" in config:
+        own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     try:
-        with _secrets_unresolved():
+        with left_as_references(_is_secret):
             values = OmegaConf.to_container(
                 own, resolve=True, structured_config_mode=SCMode.DICT, throw_on_missing=True
             )
     except OmegaConfBaseException as error:
-        raise SpecError(_sentence(error)) from None
-    return typing.cast("dict[str, Any]", values), OmegaConf.to_yaml(OmegaConf.create(values))
+        raise SpecError(sentence(error)) from None
+    return typing.cast("dict[str, Any]", values), _yaml(values)
+
+
+def _yaml(values: Any) -> str:
+    """As OmegaConf.to_yaml, of values that are plain already: it would wrap each of them first."""
+    import yaml
+    from omegaconf._utils import get_omega_conf_dumper
+
+    text: str = yaml.dump(
+        values,
+        default_flow_style=False,
+        allow_unicode=True,
+        sort_keys=False,
+        Dumper=get_omega_conf_dumper(),
+    )
+    return text
 
 
 @contextlib.contextmanager
-def _secrets_unresolved() -> Iterator[None]:
-    """`oc.env` gives back its own text for a secret-looking name, also through other references."""
+def left_as_references(is_left: Callable[..., bool]) -> Iterator[None]:
+    """`oc.env` gives back its own text for a name that `is_left(name, value, has_default=)`, also
+    through other references."""
     from omegaconf import OmegaConf
     from omegaconf.resolvers import oc
 
     def environment(name: str, *default: Optional[str]) -> Optional[str]:
-        if is_secret(name, os.environ.get(name)):
+        if is_left(name, os.environ.get(name), has_default=bool(default)):
             return reference(name, *default)
         return oc.env(name, *default)
 
@@ -310,38 +381,5 @@ def _secrets_unresolved() -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
-def _check_secrets(spec: RunSpec) -> None:
-    for key, name in references(to_dict(spec)):
-        if not key.startswith("user."):
-            raise SpecError(
-                f"{key} takes its value from {name}, which may be a secret; only values below "
-                "`user` are looked up where the ranks run, all others are written down: leave it "
-                "to the environment, which the job inherits from the shell that submits"
-            )
-
-
-def _check_held(spec: RunSpec) -> None:
-    """The shell expands `user.key=$WANDB_API_KEY`, and all that is left is the secret."""
-    for key, text in texts(to_dict(spec)):
-        name = held_secret(text, os.environ)
-        if name is not None:
-            way_out = (
-                f"write '${{oc.env:{name}}}', in quotes that keep the shell from it"
-                if key.partition(".")[0] == "user"
-                else "leave it to the environment, which the job inherits from the shell that "
-                "submits, or, in a command, quote it so that the node's shell expands it"
-            )
-            raise SpecError(
-                f"{key} holds the value of {name}, which may be a secret and would be written "
-                f"down; {way_out} (if it is none: env -u {name} ftslurm ...)"
-            )
-
-
-def _check_storable(spec: RunSpec) -> None:
-    try:
-        json.dumps(to_dict(spec), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise SpecError(
-            f"a value cannot be kept in run.json ({error}); use null, true, false, finite numbers, "
-            "text, lists and maps"
-        ) from None
+def _is_secret(name: str, value: Optional[str], *, has_default: bool) -> bool:
+    return is_secret(name, value)

@@ -13,6 +13,7 @@ from ftslurm.errors import SpecError
 from ftslurm.run.record import REQUEUE, RESUBMIT
 from ftslurm.run.spec import ClusterSpec, RunSpec
 from ftslurm.scheduler.protocol import Site
+from ftslurm.submit.preemption import ways
 
 LONGEST_NAME = 255
 """Characters that accounting keeps of a job's name (slurmdbd: tinytext)."""
@@ -40,8 +41,7 @@ def settle_continue_by(spec: RunSpec, site: Optional[Site]) -> str:
 
 
 def _cancels(cluster: ClusterSpec, site: Site) -> bool:
-    partitions = (cluster.partition or site.default_partition or "").split(",")
-    return any("CANCEL" in site.preempt_mode.get(name, "") for name in partitions)
+    return any("CANCEL" in way.mode.upper() for way in ways(cluster, site))
 
 
 def requeue_option(continue_by: str, site: Optional[Site]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler.protocol import Site
+from ftslurm.submit.preemption import ways
 
 MARGIN_S = 5.0
 """Agreeing on the stop step, the last barrier, and asking for the requeue (0.1 s, seen)."""
@@ -21,16 +22,15 @@ def emergency_deadline_s(site: Site, spec: RunSpec) -> float:
       must both be done before it; KillWait is no spare time.
     - Preemption: the signal comes when grace begins. At its end Slurm requeues by itself, TERMs all
       and kills after max(KillWait, 5) s, so a save may use both. Whether the first signal is TERM
-      or, with send_user_signal, the warn signal changes its name, not its time. A partition whose
-      PreemptMode is OFF has none of this.
+      or, with send_user_signal, the warn signal changes its name, not its time. A partition, or
+      with preempt/qos a QOS, whose PreemptMode is OFF has none of this.
 
     An own `checkpoint.emergency_deadline_s` wins.
     """
     if spec.checkpoint.emergency_deadline_s is not None:
         return spec.checkpoint.emergency_deadline_s
     times = [float(spec.cluster.signal_lead_s)]
-    names = (spec.cluster.partition or site.default_partition or "").split(",")
-    for name in names:
-        if name in site.grace_s and site.preempt_mode.get(name) != "OFF":
-            times.append(site.grace_s[name] + max(site.kill_wait_s, 5))
+    for way in ways(spec.cluster, site):
+        if way.mode.upper() != "OFF":
+            times.append(way.grace_s + max(site.kill_wait_s, 5))
     return max(LEAST_S, min(times) - MARGIN_S)

@@ -1,7 +1,8 @@
 """submitit: carries a frozen run to sbatch or to this machine. The only module that imports it.
 
 The plugin `ftslurm` (entry points in pyproject.toml) submits run directories that `ftslurm submit`
-has frozen, one or an array of them; their scripts were rendered then and are used as they are. A
+has frozen, one, or tasks of a sweep as arrays; the scripts were rendered then and are used as they
+are. A
 parameter that would have no effect is an error. Nothing here requeues, and no handler of ours does
 more than set the stop flag.
 
@@ -13,12 +14,11 @@ Overridden private names of submitit 1.5: `_internal_process_submissions`,
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from submitit.auto.auto import AutoExecutor
 from submitit.core.core import PicklingExecutor
@@ -28,16 +28,17 @@ from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob, SlurmJobEnvironment
 
 from ftslurm.errors import RunError, UsageError
-from ftslurm.files import write_atomic
 from ftslurm.run.layout import CALL, RunLayout
 from ftslurm.run.rank import stop_flag
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import RunSpec
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
+from ftslurm.scheduler.arrays import submit_array
 from ftslurm.scheduler.local import run_batch
 from ftslurm.scheduler.sbatch import frozen_arguments, scrubbed, submit
 from ftslurm.submit.rank import TrainCall
-from ftslurm.submit.render import sbatch_options
 
 NAME = "ftslurm"
 
@@ -47,9 +48,9 @@ _NO_TIMEOUT_S = 10 * 365 * 24 * 3600
 
 
 class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
-    """Submits frozen runs: `executor.submit(TrainCall(), run_dir)`, several in a batch or with
-    `map_array` as one job array. Without `run_dir`, the run is the one whose `submit` folder is
-    `folder`."""
+    """Submits frozen runs: `executor.submit(TrainCall(), run_dir)`, tasks of one sweep in a
+    batch or with `map_array` as arrays. Without `run_dir`, the run is the one whose `submit` folder
+    is `folder`."""
 
     def __init__(self, folder: Union[str, Path]) -> None:
         # Not SlurmExecutor's: it refuses the affinity that keeps this class out of auto-detection.
@@ -76,20 +77,34 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
     def _internal_process_submissions(
         self, delayed_submissions: list[DelayedSubmission]
     ) -> list[SlurmJob]:
+        """Of tasks of a sweep, at a limit on jobs only those that Slurm has taken."""
         runs = [self._frozen_run(delayed) for delayed in delayed_submissions]
-        if len(runs) == 1:
-            return [_job(runs[0], submit(frozen_arguments(runs[0])))]
-        array_id = self._submit_array(runs)
-        return [_job(run, f"{array_id}_{index}") for index, run in enumerate(runs)]
+        sweeps = {run.root.parent for run in runs}
+        sweep = SweepLayout(sweeps.pop())
+        if not sweeps and sweep.sweep_json.is_file():
+            return self._submit_tasks(sweep, {run.root.name for run in runs})
+        if len(runs) > 1:
+            raise UsageError(
+                f"executor `{NAME}` takes runs one by one, or tasks of one sweep together: make "
+                "the sweep with `ftslurm submit -m`"
+            )
+        return [_job(runs[0], submit(frozen_arguments(runs[0])))]
 
-    def _submit_array(self, runs: Sequence[RunLayout]) -> str:
-        parallel = min(len(runs), int(self.parameters.get("array_parallelism", len(runs))))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        script = self.folder / f"array-{runs[0].root.name}.sbatch"
-        write_atomic(script, array_script(runs).encode())
-        options = _options(runs[0], log=f"{self.folder}/%A_%a.out")
-        array = f"--array=0-{len(runs) - 1}%{parallel}"
-        return submit(["--parsable", *options, array, str(script)])
+    def _submit_tasks(self, sweep: SweepLayout, run_ids: set[str]) -> list[SlurmJob]:
+        groups: dict[int, list[int]] = {}
+        for task in read_tasks(sweep):
+            if task.run_id in run_ids:
+                groups.setdefault(task.group, []).append(task.number)
+        parallelism = self.parameters.get("array_parallelism")
+        jobs = []
+        for group, numbers in groups.items():
+            share = parallelism and max(1, int(parallelism) * len(numbers) // len(run_ids))
+            queued = submit_array(sweep, group, numbers, parallelism=share)
+            taken = {number: array.job_id(number) for array in queued for number in array.numbers}
+            jobs += [_job(sweep.task(number), job_id) for number, job_id in taken.items()]
+            if len(taken) < len(numbers):
+                break
+        return jobs
 
     def _frozen_run(self, delayed: DelayedSubmission) -> RunLayout:
         if not isinstance(delayed.function, TrainCall) or delayed.kwargs or len(delayed.args) > 1:
@@ -103,43 +118,6 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
             if not path.is_file():
                 raise RunError(f"`{run.root}` is no frozen run: it has no `{path.name}`")
         return run
-
-
-def array_script(runs: Sequence[RunLayout]) -> str:
-    """One script for an array of runs; each task goes on with its own run's script."""
-    headers = {_header(run): run for run in reversed(runs)}
-    if len(headers) > 1:
-        first, second, *_ = headers.values()
-        raise UsageError(
-            f"`{first.root.name}` and `{second.root.name}` ask sbatch for different things; runs "
-            "of one array share nodes, tasks, time, partition, job name and the like"
-        )
-    cases = [
-        f"  {task}) exec bash {shlex.quote(str(run.script))} ;;" for task, run in enumerate(runs)
-    ]
-    lines = [line for line in next(iter(headers)) if line.startswith("#SBATCH")]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *lines,
-            "set -uo pipefail",
-            'case "${SLURM_ARRAY_TASK_ID:-}" in',
-            *cases,
-            '  *) echo "no run for array task ${SLURM_ARRAY_TASK_ID:-}" >&2; exit 1 ;;',
-            "esac",
-            "",
-        ]
-    )
-
-
-def _header(run: RunLayout) -> tuple[str, ...]:
-    """What sbatch is asked for by a run: its script's own lines and its arguments."""
-    lines = [line for line in run.script.read_text().splitlines() if line.startswith("#SBATCH")]
-    return (*lines, *_options(run, log=""))
-
-
-def _options(run: RunLayout, *, log: str) -> list[str]:
-    return sbatch_options(_spec(run).cluster, log=log)
 
 
 def _spec(run: RunLayout) -> RunSpec:
@@ -222,17 +200,31 @@ def write_call(folder: Path) -> None:
     DelayedSubmission(TrainCall()).dump(folder / CALL)
 
 
+def submit_tasks(layout: SweepLayout, numbers: Sequence[int], *, parallelism: Optional[int]) -> int:
+    """Hand tasks of a sweep over to Slurm; how many it has taken. The caller holds the lock."""
+    _require_plugin()
+    executor = FtslurmExecutor(layout.submit)
+    if parallelism is not None:
+        executor.update_parameters(array_parallelism=parallelism)
+    runs = [str(layout.task(number).root) for number in numbers]
+    return len(executor.map_array(TrainCall(), runs))
+
+
 def submit_run(layout: RunLayout, scheduler: str) -> str:
     """Hand a frozen run over; its job id as the scheduler of that name knows it."""
     if scheduler == "local":
         job = LocalBatchExecutor(layout.submit).submit(run_local_batch, str(layout.root))
         return _local_id(job.job_id)
+    _require_plugin()
+    return str(FtslurmExecutor(layout.submit).submit(TrainCall()).job_id)
+
+
+def _require_plugin() -> None:
     if NAME not in get_executors():
         raise RunError(
             "submitit does not know ftslurm's executor, and the ranks would not find it either; "
             "install ftslurm with pip"
         )
-    return str(FtslurmExecutor(layout.submit).submit(TrainCall()).job_id)
 
 
 def run_pickled(folder: Path) -> None:

@@ -7,16 +7,14 @@ the scheduler hears of the run; nothing reads conf/ or the working folder afterw
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -37,11 +35,13 @@ from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.submit.continue_by import named, requeue_option, settle_continue_by
 from ftslurm.submit.dataset import Dataset, Wanted, prepare_dataset, wanted_dataset
 from ftslurm.submit.deadline import emergency_deadline_s
-from ftslurm.submit.rank import OWN_RANK
+from ftslurm.submit.durable import make_durable
+from ftslurm.submit.packages import Interpreters
 from ftslurm.submit.refuse import refuse_taken
 from ftslurm.submit.render import check_values, render_script, sbatch_options
 from ftslurm.submit.snapshot import (
     PACKAGE,
+    Copied,
     Snapshot,
     check_entry,
     copy,
@@ -50,12 +50,6 @@ from ftslurm.submit.snapshot import (
     unseen_folders,
 )
 
-_LIST_PACKAGES = (
-    "import importlib.metadata as m, json\n"
-    "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
-)
-_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 10))"
-
 # What only Slurm reads; the local scheduler would ignore it.
 _SLURM_ONLY = (
     "job_name", "account", "partition", "qos", "reservation", "constraint", "exclude", "comment",
@@ -63,6 +57,9 @@ _SLURM_ONLY = (
     "gpu_bind", "cpu_bind", "sbatch", "srun", "container_image", "mounts", "mpi", "export",
 )  # fmt: skip
 _DEFAULTS = ClusterSpec()
+
+CODE_JSON = "code.json"
+CODE_DIFF = "code.diff"
 
 
 @dataclass(frozen=True)
@@ -109,29 +106,46 @@ def plan_run(
     """Decide all of a run that is submitted from `folder`. Reads, never writes."""
     now = time.time()
     runs_dir = folder / Path(spec.runs_dir).expanduser()
-    check_values(spec, runs_dir)
-    _check_place(spec, site)
+    check_place(spec, site, runs_dir)
     run_id = spec.run_id or make_run_id(spec.name, now, secrets.token_hex(2))
     layout = RunLayout(runs_dir / run_id)
     refuse_taken(layout)
-    python = spec.cluster.python or sys.executable
     snapshot = plan_snapshot(folder, entry=spec.entry, program=spec.program, exclude=[runs_dir])
-    unseen = unseen_folders(snapshot, os.environ)
-    own = not spec.cluster.ranks_are_inside and not spec.cluster.rank_python
-    installed = own and spec.cluster.python is None
-    check_entry(snapshot, spec.entry, installed=installed, unseen=unseen)
+    require_entry(spec, snapshot)
+    given = Given(folder, site, snapshot, now, wanted_dataset(spec, runs_dir, folder))
+    return plan_at(layout, spec, config_text, given)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run is planned with, beside its spec."""
+
+    folder: Path
+    """That it is submitted from."""
+    site: Optional[Site]
+    snapshot: Snapshot
+    now: float
+    data: Optional[Wanted]
+    shared_code: Optional[Path] = None
+    """Of a task of a sweep: the folder that RUN/code leads to."""
+
+
+def plan_at(layout: RunLayout, spec: RunSpec, config_text: str, given: Given) -> Plan:
+    """Decide all of the run that is to be at `layout`, whose spec has been checked."""
+    site, snapshot, folder = given.site, given.snapshot, given.folder
+    python = spec.cluster.python or sys.executable
     continue_by = settle_continue_by(spec, site)
     paths = python_path(spec, layout, snapshot)
     live_folder = folder.resolve() if spec.code == LIVE else None
     ranks_at: dict[str, Any] = {
         "run_dir": layout.root,
         "workdir": live_folder,
-        "code": live_code(spec, snapshot.root, paths),
+        "code": _code_outside(spec, given, paths),
     }
     script = render_script(
         spec,
         requeue=requeue_option(continue_by, site),
-        run_id=run_id,
+        run_id=layout.root.name,
         run_dir=layout.root,
         python=python,
         python_path=paths,
@@ -143,23 +157,36 @@ def plan_run(
         standbys=standbys_argv(spec.cluster, spec.recovery),
         environment=find_environment(spec.cluster, folder),
     )
-    cluster = named(spec.cluster, continue_by, run_id)
-    options = sbatch_options(cluster, log=f"{layout.submit}/%j.out")
-    data = wanted_dataset(spec, runs_dir, folder)
+    cluster = named(spec.cluster, continue_by, layout.root.name)
     return Plan(
-        run_id=run_id,
+        run_id=layout.root.name,
         layout=layout,
         spec=spec,
         config_text=config_text,
-        created_at=now,
+        created_at=given.now,
         site=site,
         python=python,
         continue_by=continue_by,
         script=script,
-        options=options,
+        options=sbatch_options(cluster, log=f"{layout.submit}/%j.out"),
         snapshot=snapshot,
-        data=data,
+        data=given.data,
     )
+
+
+def require_entry(spec: RunSpec, snapshot: Snapshot) -> None:
+    """SpecError when the ranks would not find the entry's module."""
+    own = not spec.cluster.ranks_are_inside and not spec.cluster.rank_python
+    installed = own and spec.cluster.python is None
+    unseen = unseen_folders(snapshot, os.environ)
+    check_entry(snapshot, spec.entry, installed=installed, unseen=unseen)
+
+
+def _code_outside(spec: RunSpec, given: Given, paths: Sequence[Path]) -> list[Path]:
+    """Folders beside the run's own that the ranks import from."""
+    if spec.code == LIVE or given.shared_code is None:
+        return live_code(spec, given.snapshot.root, paths)
+    return [given.shared_code]
 
 
 def python_path(spec: RunSpec, layout: RunLayout, snapshot: Snapshot) -> list[Path]:
@@ -191,6 +218,15 @@ def live_code(spec: RunSpec, root: Path, paths: Sequence[Path]) -> list[Path]:
     return folders
 
 
+@dataclass(frozen=True)
+class Known:
+    """What was found out for the record of a run, by work that several may share."""
+
+    code_digest: str
+    dataset: Optional[Dataset]
+    packages: Mapping[str, str]
+
+
 def freeze(plan: Plan) -> None:
     """Write the run directory; durable on return, absent after an error."""
     root = plan.layout.root
@@ -198,13 +234,15 @@ def freeze(plan: Plan) -> None:
     dataset = None
     if plan.data is not None:
         dataset = prepare_dataset(plan.data, python=plan.python, import_from=PACKAGE.parent)
-    packages = _packages(plan.spec, plan.python)
+    packages = Interpreters.of(plan.spec, plan.python).packages()
     building = RunLayout(root.parent / f".{plan.run_id}.tmp")
     # Exclusive: two submits in one second with the same four digits cannot share a folder.
     building.root.mkdir(mode=0o700)
     try:
-        _write(plan, building, dataset, packages)
-        _make_durable(building.root)
+        building.submit.mkdir()
+        copied = copy_code(plan.snapshot, building.code, building.submit)
+        write_run(plan, building, Known(copied.digest, dataset, packages))
+        make_durable(building.root)
         refuse_taken(plan.layout)  # a second submit may have been faster
         building.root.rename(root)
         fsync_folder(root.parent)
@@ -213,7 +251,9 @@ def freeze(plan: Plan) -> None:
         raise
 
 
-def _check_place(spec: RunSpec, site: Optional[Site]) -> None:
+def check_place(spec: RunSpec, site: Optional[Site], runs_dir: Path) -> None:
+    """SpecError for what cannot be had where the run is to be."""
+    check_values(spec, runs_dir)
     cluster = spec.cluster
     if cluster.scheduler == "local":
         if cluster.nodes != 1:
@@ -239,124 +279,57 @@ def _check_place(spec: RunSpec, site: Optional[Site]) -> None:
             )
 
 
-def _write(
-    plan: Plan, building: RunLayout, dataset: Optional[Dataset], packages: dict[str, str]
-) -> None:
+def copy_code(snapshot: Snapshot, code: Path, submit: Path) -> Copied:
+    """Copy the source to `code`, and put what is known of it into the folder `submit`."""
+    copied = copy(snapshot, code)
+    (code / snapshot.place).mkdir(parents=True, exist_ok=True)
+    write_json(submit / CODE_JSON, {"schema_version": 1, "files": copied.files})
+    if snapshot.diff:
+        write_atomic(submit / CODE_DIFF, snapshot.diff)
+    return copied
+
+
+def write_run(plan: Plan, building: RunLayout, known: Known) -> None:
+    """Write all of a run but its code into `building`, which has a folder `submit`; not durable."""
     from ftslurm.submit.executor import write_call
 
-    for folder in (
-        building.submit,
-        building.attempts,
-        building.control,
-        building.trace,
-        building.steps,
-    ):
+    for folder in (building.attempts, building.control, building.trace, building.steps):
         folder.mkdir(parents=True)
-    copied = copy(plan.snapshot, building.code)
-    (building.code / plan.snapshot.place).mkdir(parents=True, exist_ok=True)
-    write_json(building.code_json, {"schema_version": 1, "files": copied.files})
-    config = plan.config_text.encode()
-    write_atomic(building.config_yaml, config)
-    write_atomic(building.script, plan.script.encode())
+    write_atomic(building.config_yaml, plan.config_text.encode(), durable=False)
+    write_atomic(building.script, plan.script.encode(), durable=False)
     if plan.command is not None:
-        write_atomic(building.sbatch_command, f"{plan.command}\n".encode())
-    if plan.snapshot.diff:
-        write_atomic(building.submit / "code.diff", plan.snapshot.diff)
+        command = f"{plan.command}\n".encode()
+        write_atomic(building.sbatch_command, command, durable=False)
     write_call(building.submit)
     # A umask of 002 would let the group in, and what others may write the ranks do not trust.
     building.submit.chmod(0o700)
     building.call.chmod(0o600)
-    write_json(
-        building.run_json,
-        {
-            "schema_version": 1,
-            "run_id": plan.run_id,
-            "created_at": plan.created_at,
-            "spec": to_dict(plan.spec),
-            "scheduler": plan.spec.cluster.scheduler,
-            "continue_by": plan.continue_by,
-            "site": None if plan.site is None else plan.site.to_dict(),
-            "emergency_deadline_s": plan.emergency_deadline_s,
-            "code": {
-                "commit": plan.snapshot.commit,
-                "dirty": plan.snapshot.dirty,
-                "digest": copied.digest,
-                "folder": str(plan.snapshot.root),
-                "place": plan.snapshot.place,
-            },
-            "data_path": None if dataset is None else str(dataset.path),
-            "dataset_snapshot": None if dataset is None else dataset.snapshot,
-            "tokenizer_digest": None if dataset is None else dataset.tokenizer_digest,
-            "config_digest": f"sha256:{hashlib.sha256(config).hexdigest()}",
-            "image_digest": None,
-            "packages": packages,
+    write_json(building.run_json, _record(plan, known), durable=False)
+
+
+def _record(plan: Plan, known: Known) -> dict[str, Any]:
+    dataset, code = known.dataset, plan.snapshot
+    config_digest = hashlib.sha256(plan.config_text.encode()).hexdigest()
+    return {
+        "schema_version": 1,
+        "run_id": plan.run_id,
+        "created_at": plan.created_at,
+        "spec": to_dict(plan.spec),
+        "scheduler": plan.spec.cluster.scheduler,
+        "continue_by": plan.continue_by,
+        "site": None if plan.site is None else plan.site.to_dict(),
+        "emergency_deadline_s": plan.emergency_deadline_s,
+        "code": {
+            "commit": code.commit,
+            "dirty": code.dirty,
+            "digest": known.code_digest,
+            "folder": str(code.root),
+            "place": code.place,
         },
-    )
-
-
-def _packages(spec: RunSpec, python: str) -> dict[str, str]:
-    """Names and versions of what the ranks' interpreter has installed; empty for one that is in a
-    container or in an archive, or found by the batch script only: it is not run here."""
-    cluster = spec.cluster
-    if cluster.ranks_are_inside or _is_found_later(cluster, cluster.rank_python or python):
-        if not _is_found_later(cluster, python):
-            _ask("python", python, _LIST_PACKAGES)
-        return {}
-    key = "python" if cluster.rank_python is None else "rank_python"
-    python = cluster.rank_python or python
-    packages: dict[str, str] = json.loads(_ask(key, python, _LIST_PACKAGES))
-    if not spec.program and not spec.entry.startswith(OWN_RANK):
-        _ask(key, python, _NEW_ENOUGH, "is older than Python 3.10, which training needs")
-    if python != sys.executable:
-        # Frozen code holds ftslurm itself; live code may rely on the one that is installed.
-        needed = "submitit, ftslurm" if spec.code == LIVE and is_installed() else "submitit"
-        _ask(key, python, f"import {needed}", f"cannot import {needed}, which starts the ranks")
-    return packages
-
-
-def _is_found_later(cluster: ClusterSpec, python: str) -> bool:
-    """On a PATH that set-up lines or cluster.env may make another than this one."""
-    return "/" not in python and cluster.changes_path
-
-
-def _ask(key: str, python: str, program: str, wrong: str = "is no Python of 3.9 or later") -> bytes:
-    """What a program prints; SpecError, with what is `wrong`, when it fails."""
-    # The submitter's PYTHONPATH is not the ranks'.
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    try:
-        done = subprocess.run(
-            [python, "-c", program],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except OSError as error:
-        raise SpecError(f"cluster.{key} `{python}` cannot be run: {error.strerror}") from None
-    if done.returncode:
-        raise SpecError(
-            f"cluster.{key} `{python}` {wrong} ({_last_line(done)}); install ftslurm with that "
-            "interpreter's pip, or name another"
-        )
-    return done.stdout
-
-
-def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
-    said = os.fsdecode(done.stderr).strip().splitlines()
-    return said[-1] if said else "it said nothing"
-
-
-def _make_durable(root: Path) -> None:
-    """fsync every file, then every folder: one pass after all is written costs the least."""
-    folders: Sequence[Path] = [root, *(path for path in root.rglob("*") if path.is_dir())]
-    for folder in folders:
-        for path in folder.iterdir():
-            if path.is_file() and not path.is_symlink():
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-    for folder in folders:
-        if not folder.is_symlink():
-            fsync_folder(folder)
+        "data_path": None if dataset is None else str(dataset.path),
+        "dataset_snapshot": None if dataset is None else dataset.snapshot,
+        "tokenizer_digest": None if dataset is None else dataset.tokenizer_digest,
+        "config_digest": f"sha256:{config_digest}",
+        "image_digest": None,
+        "packages": known.packages,
+    }

@@ -13,6 +13,7 @@ from typing import Optional
 
 from ftslurm.errors import UsageError
 from ftslurm.submit.command import add_options, speaker, submit_new
+from ftslurm.submit.program_keys import LOOP_ONLY, OF_CHECKPOINT
 
 _EPILOG = """examples:
   ftslurm run -- python train.py --epochs 10
@@ -22,13 +23,6 @@ _EPILOG = """examples:
 Each rank starts the command once, in RUN/code, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
 the like for torch's env://. It goes on from what it has saved in FTSLURM_RESUME_DIR, which all
 attempts of the run share; `import ftslurm` offers resume_dir() and should_stop()."""
-
-# What a training loop of ftslurm's own reads; a program would never see it.
-_LOOP_ONLY = {
-    "entry", "program", "steps", "seed", "deterministic", "eval_interval_steps", "eval_batches",
-    "log_interval_steps", "parallel", "model", "data", "optim", "user",
-}  # fmt: skip
-_OF_CHECKPOINT = "checkpoint.emergency_deadline_s"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +59,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], Optional[list[str]]]:
 def _check_override(word: str) -> None:
     key = word.lstrip("+~").partition("=")[0]
     group = re.split(r"[./@]", key)[0]
-    if group in _LOOP_ONLY or (group == "checkpoint" and key != _OF_CHECKPOINT):
+    if group in LOOP_ONLY or (group == "checkpoint" and key != OF_CHECKPOINT):
         raise UsageError(
             f"`{word}` would have no effect on a program of your own; give it to the program, "
             "after `--`"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Optional
@@ -22,12 +22,14 @@ from ftslurm.submit.snapshot import Snapshot
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _WITH_VALUE = ("-X", "-W")
 _NO_SCRIPT = ("-m", "-c")
+TASK_MODULE = "ftslurm.hydra_app.task"
+"""`-m` of this takes a script of the user's: the program of a sweep's task."""
 
 
 def with_program(spec: RunSpec, text: str, program: Sequence[str]) -> tuple[RunSpec, str]:
     """(the spec that runs `program`, the text of config.yaml that says so). Not by an override: in
     Hydra's grammar not every word can be written."""
-    _check_words(program, os.environ)
+    check_words(program, "the program")
     changed = replace(spec, entry=PROGRAM_ENTRY, program=list(program))
     check(changed)
     for key, value in (("entry", PROGRAM_ENTRY), ("program", list(program))):
@@ -49,7 +51,7 @@ def check_program(snapshot: Snapshot, spec: RunSpec) -> None:
     command = spec.program[0]
     names = {source.name for source in snapshot.sources}
     if PurePosixPath(command).is_absolute():
-        if not os.access(command, os.X_OK):
+        if not spec.cluster.ranks_are_inside and not os.access(command, os.X_OK):
             raise SpecError(f"program `{command}` is no file here that can be executed")
     elif "/" in command:
         _check_own_file(snapshot, command, names)
@@ -77,14 +79,16 @@ def left_behind(snapshot: Snapshot, program: Sequence[str]) -> Iterator[str]:
             yield path
 
 
-def _check_words(program: Sequence[str], environ: Mapping[str, str]) -> None:
-    for place, word in enumerate(program):
+def check_words(words: Sequence[str], what: str) -> None:
+    """SpecError for words that cannot be arguments, or that hold what may not be written down."""
+    environ = dict(os.environ)
+    for place, word in enumerate(words):
         if "\0" in word:
-            raise SpecError(f"word {place} of the program holds a NUL, which no argument can")
+            raise SpecError(f"word {place} of {what} holds a NUL, which no argument can")
         name = held_secret(word, environ)
         if name is not None:
             raise SpecError(
-                f"word {place} of the program holds the value of {name}, which may be a secret "
+                f"word {place} of {what} holds the value of {name}, which may be a secret "
                 "and would be written down; let the program read it from its environment, "
                 f"which the job inherits from the shell that submits (if it is none: env -u {name} "
                 "ftslurm ...)"
@@ -119,6 +123,8 @@ def _script(program: Sequence[str]) -> Optional[str]:
             is_own = word.endswith((".py", ".sh")) and not PurePosixPath(word).is_absolute()
             return word if is_own else None
         if word in _NO_SCRIPT:
+            if (word, next(words, None)) == ("-m", TASK_MODULE):
+                continue
             return None
         if word in _WITH_VALUE:
             next(words, None)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Optional
 
@@ -145,10 +146,16 @@ def _mounts(mountinfo: Path) -> Iterator[Storage]:
         yield Storage(point, after.split()[0])
 
 
-def save_cost(spec: RunSpec, runs_dir: Path) -> Optional[SaveCost]:
+Earlier = tuple[RunRecord, RunLayout]
+
+
+def save_cost(
+    spec: RunSpec, runs_dir: Path, earlier: Optional[Iterable[Earlier]] = None
+) -> Optional[SaveCost]:
     """Measured in an earlier run of the same kind, else computed for the reference model and a test
-    write; None when nothing is known of the state's size."""
-    for record, layout in _earlier_runs(runs_dir):
+    write; None when nothing is known of the state's size. `earlier`: runs, where they are read
+    already."""
+    for record, layout in earlier_runs(runs_dir) if earlier is None else earlier:
         if _is_alike(record.spec, spec):
             measured = _measured(layout)
             if measured is not None:
@@ -159,8 +166,8 @@ def save_cost(spec: RunSpec, runs_dir: Path) -> Optional[SaveCost]:
     return _probed(size_bytes, spec.cluster.nodes, runs_dir)
 
 
-def _earlier_runs(runs_dir: Path) -> Iterator[tuple[RunRecord, RunLayout]]:
-    """Newest first."""
+def earlier_runs(runs_dir: Path) -> Iterator[Earlier]:
+    """The newest of a folder, newest first."""
     try:
         folders = [path for path in runs_dir.iterdir() if (path / "run.json").is_file()]
     except OSError:
@@ -212,13 +219,21 @@ def _probed(size_bytes: int, nodes: int, runs_dir: Path) -> Optional[SaveCost]:
     folder = runs_dir
     while not folder.exists():
         folder = folder.parent
+    per_second = _write_speed(folder, amount)
+    if per_second is None:
+        return None  # freezing the run will say what is wrong with the folder
+    source = f"at the {per_second / 1e6:.0f} MB/s of a test write from this host"
+    return SaveCost(size_bytes, share_bytes / per_second, source)
+
+
+@cache
+def _write_speed(folder: Path, amount: int) -> Optional[float]:
+    """Bytes a second; measured once, however many tasks of a sweep want to know."""
     try:
         seconds = _write_and_remove(folder / f".ftslurm-probe-{os.getpid()}", amount)
     except OSError:
-        return None  # freezing the run will say what is wrong with the folder
-    per_second = amount / max(seconds, 1e-6)
-    source = f"at the {per_second / 1e6:.0f} MB/s of a test write from this host"
-    return SaveCost(size_bytes, share_bytes / per_second, source)
+        return None
+    return amount / max(seconds, 1e-6)
 
 
 def _write_and_remove(path: Path, amount: int) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Union
 
@@ -107,6 +108,7 @@ def _job(cluster: ClusterSpec) -> dict[str, object]:
     }
 
 
+@cache
 def _template() -> Template:
     from jinja2 import Environment as Templates
     from jinja2 import StrictUndefined
@@ -128,8 +130,9 @@ def rank_python(cluster: ClusterSpec, python: str, environment: Optional[Environ
     return python if environment is None else environment.python
 
 
-def sbatch_options(cluster: ClusterSpec, *, log: str) -> list[str]:
-    """Arguments of sbatch beside the script's lines. `log`: the batch shell's, with patterns."""
+def sbatch_options(cluster: ClusterSpec, *, log: Optional[str]) -> list[str]:
+    """Arguments of sbatch beside the script's lines. `log`: the batch shell's, with patterns; None
+    where another says it."""
     values = {
         "job-name": cluster.job_name,
         "account": cluster.account,

@@ -70,14 +70,23 @@ class Snapshot:
 
 
 def plan_snapshot(
-    folder: Path, *, entry: str, program: Sequence[str] = (), exclude: Sequence[Path] = ()
+    folder: Path,
+    *,
+    entry: str,
+    program: Sequence[str] = (),
+    further: Iterable[tuple[str, Sequence[str]]] = (),
+    exclude: Sequence[Path] = (),
 ) -> Snapshot:
-    """Decide what a run submitted in `folder` takes along. `exclude`: folders that are not code."""
+    """Decide what a run submitted in `folder` takes along. `further`: (entry, program) of other
+    runs that share it; `exclude`: folders that are not code."""
     folder = folder.resolve()
     root = git.find_repository(folder)
     if root is None:
-        beside = list(_beside_program(folder, program) if program else _beside_entry(folder, entry))
-        sources, left_out = _sort_out(beside, [])
+        beside: dict[str, Source] = {}
+        for one_entry, words in ((entry, program), *further):
+            found = _beside_program(folder, words) if words else _beside_entry(folder, one_entry)
+            beside.update({source.name: source for source in found})
+        sources, left_out = _sort_out(beside.values(), [])
         snapshot = Snapshot(folder, sources, [""], left_out)
     else:
         snapshot = _of_repository(root, folder, [path.resolve() for path in exclude])

@@ -18,7 +18,7 @@ from ftslurm.files import read_records, write_json
 from ftslurm.run.attempts import Attempt, claim
 from ftslurm.run.heartbeat import beats_folder, read_views
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.run.spec import PROGRAM_ENTRY, RunSpec, to_dict
 from ftslurm.scheduler.process import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,9 @@ COMMANDS = {
 class Job:
     """`with Job(tmp_path, nodes=3) as job`: the agents of a job; all end with it."""
 
-    def __init__(self, folder, *, nodes=3, recovery=None, tasks_per_node=1, site=None):
+    def __init__(
+        self, folder, *, nodes=3, recovery=None, tasks_per_node=1, site=None, program=None
+    ):
         self.folder = folder
         self.layout = RunLayout(folder / "run")
         self.layout.submit.mkdir(parents=True, mode=0o700)
@@ -51,6 +53,8 @@ class Job:
         # These ranks do not train in step, so none lags by the load of this machine.
         spec["recovery"].update({"straggler_factor": 0, "straggler_lag_steps": 0})
         spec["recovery"].update(recovery or {})
+        if program is not None:
+            spec.update(entry=PROGRAM_ENTRY, program=program)
         record = {"run_id": "r", "spec": spec, "scheduler": "slurm", "config_digest": "0"}
         write_json(self.layout.run_json, {"schema_version": 1, "site": site, **record})
         self.layout.sbatch_command.write_text(f"sbatch --parsable {self.layout.script}\n")
@@ -136,7 +140,8 @@ class Job:
     def beats_of(self, attempt):
         return beats_folder(self.environ(self.nodes[0]), attempt)
 
-    def start_rank(self, attempt, node, local=0, *arguments):
+    def start_rank(self, attempt, node, local=0, *arguments, code=None):
+        """`code`: what it runs, else beating.py with these arguments."""
         rank = self.nodes.index(node) * self.tasks_per_node + local
         own = {
             "FTSLURM_ATTEMPT": str(attempt),
@@ -147,7 +152,8 @@ class Job:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1",
         }
-        argv = [sys.executable, "-m", "fakes.beating", *arguments]
+        what = ["-m", "fakes.beating", *arguments] if code is None else ["-c", code]
+        argv = [sys.executable, *what]
         self.ranks[rank] = subprocess.Popen(
             argv, env={**self.environ(node), **own}, preexec_fn=die_with_parent()
         )

@@ -1,0 +1,60 @@
+"""One at a time queues tasks of a sweep: who submits it, who follows it, who resumes it.
+
+Without that, two of them could find the same task queued by nobody and queue it twice. A file
+system without locks gives none, and no protection; that is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from typing import Optional
+
+from ftslurm.errors import RunError, warn
+from ftslurm.run.sweep_layout import SweepLayout
+
+POLL_S = 0.2
+
+
+@contextlib.contextmanager
+def queueing(
+    layout: SweepLayout,
+    *,
+    wait_s: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[None]:
+    """RunError when another holds it for longer than `wait_s`. Not to be entered twice in one
+    process: closing one's second descriptor of the file gives a POSIX lock up (fcntl(2))."""
+    until = clock() + wait_s
+    with layout.lock.open("w") as stream:
+        while not _is_taken(stream.fileno()):
+            if clock() >= until:
+                raise RunError(
+                    f"another process queues tasks of `{layout.root}` just now (a submit that is "
+                    "still at work, or a resume); wait for its word and try again"
+                )
+            sleep(POLL_S)
+        yield
+
+
+def _is_taken(fd: int) -> bool:
+    """Whether the lock is ours now, or cannot be had here at all."""
+    error = _refusal(fd)
+    if error is None:
+        return True
+    if error.errno in (errno.EACCES, errno.EAGAIN):
+        return False
+    warn(f"this file system has no locks ({error}); see that nobody else queues this sweep's tasks")
+    return True
+
+
+def _refusal(fd: int) -> Optional[OSError]:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error
+    return None

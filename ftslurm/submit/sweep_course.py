@@ -1,0 +1,130 @@
+"""A sweep from its first tasks to its last: begun, launched in one go or in several, followed.
+
+Whoever composes the tasks gives them here, whole: nothing is written or queued before all of them
+are known. Sweepers that choose tasks by the values of earlier ones come several times.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from ftslurm.errors import RunError, UsageError
+from ftslurm.run.spec import RunSpec
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.value import read_value
+from ftslurm.scheduler import open_scheduler
+from ftslurm.submit.place import site_of
+
+if TYPE_CHECKING:
+    from ftslurm.submit.freeze import Plan
+    from ftslurm.submit.sweep import Sweep, Task
+
+BASIC = "basic"
+"""The sweeper that asks for no values."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How a task went, of one that was waited for."""
+
+    number: int
+    run_id: str
+    finished: bool
+    text: str
+    value: Any
+    """What it returned; None where it did not finish."""
+
+
+class Course:
+    """One sweep."""
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        sweeper: str,
+        command: Sequence[str],
+        parallelism: Optional[int],
+        detach: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        if detach and sweeper != BASIC:
+            raise UsageError(
+                f"detach leaves before any task has a value, and sweeper `{sweeper}` chooses tasks "
+                "by the values of others; leave detach out, or use the basic sweeper"
+            )
+        if parallelism is not None and parallelism < 1:
+            raise UsageError(f"parallelism is {parallelism}; give at least 1, or leave it out")
+        self.detach = detach
+        self._kind = kind
+        self._sweeper = sweeper
+        self._command = tuple(command)
+        self._parallelism = parallelism
+        self._say = say
+        self._sweep: Optional[Sweep] = None
+
+    def begin(self, spec: RunSpec) -> SweepLayout:
+        """Decide where the sweep lies, by a spec as each of its tasks has one. Writes nothing."""
+        if self._sweep is None:
+            from ftslurm.submit.sweep import Sweep
+
+            scheduler = open_scheduler(spec.cluster.scheduler)
+            found = shutil.which("sbatch") is not None
+            self._sweep = Sweep.begin(
+                spec.name,
+                runs_dir=Path.cwd() / Path(spec.runs_dir).expanduser(),
+                folder=Path.cwd(),
+                scheduler=scheduler,
+                site=site_of(spec, scheduler, sbatch_found=found),
+                kind=self._kind,
+                sweeper=self._sweeper,
+                command=self._command,
+                parallelism=self._parallelism,
+                detach=self.detach,
+            )
+        return self._sweep.layout
+
+    def plan(self, tasks: Sequence[Task]) -> Sequence[Plan]:
+        """What would be launched, planned and checked; nothing is written."""
+        assert self._sweep is not None, "begin comes first"
+        return self._sweep.plan(tasks)
+
+    def launch(self, tasks: Sequence[Task]) -> list[TaskResult]:
+        """Submit; wait for the tasks, unless detached."""
+        assert self._sweep is not None, "begin comes first"
+        layout = self._sweep.layout
+        self._sweep.launch(tasks, say=self._say)
+        count = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
+        self._say(f"sweep {layout.sweep_id}: {count} submitted")
+        self._say(f"sweep folder:  {layout.root}")
+        if self.detach:
+            self._say(f"how it goes:   ftslurm status {shlex.quote(str(layout.root))}")
+            return []
+        return self._results(layout, tasks)
+
+    def _results(self, layout: SweepLayout, tasks: Sequence[Task]) -> list[TaskResult]:
+        from ftslurm.sweep.follow import follow
+
+        ends = follow(layout, say=self._say, numbers=[task.number for task in tasks])
+        known = {end.number: end for end in ends}
+        results = []
+        for task in tasks:
+            end = known.get(task.number)
+            if end is None:
+                raise RunError(
+                    f"task {task.number} is out of sight; see `ftslurm status "
+                    f"{shlex.quote(str(layout.root))}`"
+                )
+            value = read_value(layout.task(task.number)) if end.finished else None
+            results.append(TaskResult(end.number, end.run_id, end.finished, end.text, value))
+        return results
+
+
+def failure(result: TaskResult) -> str:
+    """One line on a task that did not finish."""
+    return f"task {result.number} ({result.run_id}) {result.text}"
