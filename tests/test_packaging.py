@@ -80,13 +80,33 @@ def test_a_wheel_holds_every_config_and_the_template_inside_the_package(wheel):
     assert {f"ftslurm/{path}" for path in configs} <= names
     assert "ftslurm/slurm/train.sbatch.j2" in names
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ftslurm").rglob("*.py")}
-    assert modules <= names
+    # Hydra finds its plugins below a name of its own.
+    place = "ftslurm/hydra_app/plugin/"
+    assert {name.removeprefix(place) for name in modules} <= names
+    assert "hydra_plugins/ftslurm_launcher/__init__.py" in names
+    assert not any(name.startswith(place) for name in names)
 
 
 def test_a_wheel_takes_no_name_in_site_packages_but_its_own(wheel):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"ftslurm"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"ftslurm", "hydra_plugins"}
     assert not any("slurm/cluster/" in name for name in zipfile.ZipFile(wheel).namelist())
+
+
+FIND_LAUNCHER = """
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+print(*(found.__name__ for found in Plugins.instance().discover(Launcher)))
+"""
+
+
+def test_an_installed_wheel_is_known_to_hydra(environment, tmp_path):
+    found = run(environment / "bin" / "python", "-c", FIND_LAUNCHER, cwd=tmp_path)
+    assert "FtslurmLauncher" in found.split()
+
+
+def test_a_checkout_that_is_installed_is_known_to_hydra(tmp_path):
+    assert "FtslurmLauncher" in run(sys.executable, "-c", FIND_LAUNCHER, cwd=tmp_path).split()
 
 
 def test_an_installed_wheel_is_known_to_submitit(environment, tmp_path):

@@ -1,0 +1,171 @@
+"""What the launcher does: compose every task, freeze it, submit all of them, wait for their values.
+
+A task that cannot be composed stops the sweep before anything is written or queued. What Hydra gets
+back of a task is its value; of one that did not finish an error that names it, raised when the
+sweeper looks at it, so that all others have ended by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional, cast
+
+from ftslurm.errors import EXIT_FAILED, FtslurmError
+from ftslurm.files import encode_json
+from ftslurm.hydra_app.frozen import CONFIG, freeze_config
+from ftslurm.hydra_app.quick_loader import QuickLoader
+from ftslurm.hydra_app.schema import chosen_groups, given
+from ftslurm.hydra_app.started import how_started, program_of
+from ftslurm.hydra_app.task import CALL
+from ftslurm.run.spec import RunSpec
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_record import PROGRAM
+from ftslurm.submit.compose import compose_run
+from ftslurm.submit.place import open_choices
+from ftslurm.submit.program_files import check_words, with_program
+from ftslurm.submit.sweep_course import BASIC, Course, TaskResult, failure
+
+log = logging.getLogger("ftslurm")
+
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+_NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def submission_for(context: Any, task_function: Any, config: Any) -> Any:
+    """What launches for this start of Hydra: runs of ftslurm's own where `ftslurm submit -m` has
+    started it, else tasks of the program."""
+    from ftslurm.hydra_app.native import NativeSweep
+
+    if isinstance(task_function, NativeSweep):
+        return task_function
+    with as_hydra_errors():
+        return Submission(context, config)
+
+
+@contextlib.contextmanager
+def as_hydra_errors() -> Iterator[None]:
+    """Hydra prints its own errors as a sentence, others with their traceback."""
+    try:
+        yield
+    except FtslurmError as error:
+        raise hydra_error(f"ftslurm: error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_FAILED) from None  # the follower has said how the sweep goes on
+
+
+def hydra_error(text: str) -> Exception:
+    from hydra.errors import CompactHydraException
+
+    error: Exception = CompactHydraException(text)
+    return error
+
+
+def sweeper_name(target: str) -> str:
+    """`basic`, or the class's name without `Sweeper`."""
+    if target == _BASIC_SWEEPER:
+        return BASIC
+    return target.rpartition(".")[2].replace("Sweeper", "").lower() or target
+
+
+class Submission:
+    """The tasks of somebody's program."""
+
+    def __init__(self, context: Any, config: Any) -> None:
+        if not isinstance(context.config_loader, QuickLoader):
+            # The sweeper's, too, which composes every task before any is launched.
+            context.config_loader = QuickLoader(context.config_loader)
+        self._context = context
+        self._config = config
+        self._folder = Path.cwd()
+        self._call = how_started(self._folder)
+        check_words(self._call.argv, "the command line")
+        options = _plain(config.hydra.launcher)
+        self._course = Course(
+            kind=PROGRAM,
+            sweeper=sweeper_name(config.hydra.sweeper._target_),
+            command=[self._call.module or self._call.script or "", *self._call.argv],
+            parallelism=options["parallelism"],
+            detach=options["detach"],
+            say=log.info,
+        )
+        self._specs: dict[str, tuple[RunSpec, str]] = {}
+        self._layout: Optional[SweepLayout] = None
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+        with as_hydra_errors():
+            if self._layout is None:
+                spec, _ = self._spec(_plain(self._config.hydra.launcher))
+                self._layout = self._course.begin(spec)
+            tasks = [
+                self._task(self._layout, initial_job_idx + place, list(overrides))
+                for place, overrides in enumerate(job_overrides)
+            ]
+            results = {result.number: result for result in self._course.launch(tasks)}
+        return [self._job_return(task, results.get(task.number)) for task in tasks]
+
+    def _task(self, layout: SweepLayout, number: int, overrides: list[str]) -> Any:
+        from ftslurm.submit.sweep import Task
+
+        config = self._context.config_loader.load_sweep_config(self._config, overrides)
+        frozen, options = freeze_config(
+            config, run_id=layout.task_id(number), number=number, overrides=overrides
+        )
+        spec, text = self._spec(options)  # which may follow from the task's configuration
+        files = {CONFIG: frozen, CALL: encode_json(self._call.to_dict())}
+        return Task(number, tuple(overrides), spec, text, files)
+
+    def _spec(self, options: dict[str, Any]) -> tuple[RunSpec, str]:
+        """The same for all tasks with the same options."""
+        key = json.dumps(options, sort_keys=True, default=str)
+        if key not in self._specs:
+            config_dir = options["config_dir"]
+            values = given(options)
+            values.setdefault("name", _name(str(self._config.hydra.job.name)))
+            if options["groups"]["cluster"] is None:
+                # conf/'s own options have two, which a program that knows of no ranks would not
+                # share its work between.
+                values.setdefault("cluster.tasks_per_node", 1)
+            composed = compose_run(
+                chosen_groups(options),
+                None if config_dir is None else Path(config_dir),
+                open_choices=open_choices(),
+                values=values,
+            )
+            program = program_of(self._call, composed.spec.cluster)
+            self._specs[key] = with_program(composed.spec, composed.text, program)
+        return self._specs[key]
+
+    def _job_return(self, task: Any, result: Optional[TaskResult]) -> Any:
+        from hydra.core.utils import JobReturn, JobStatus
+
+        job = JobReturn(overrides=list(task.overrides), task_name=self._config.hydra.job.name)
+        if result is None or result.finished:
+            # UNKNOWN would be right of a detached task; sweepers take that for a bug.
+            job.status = JobStatus.COMPLETED
+            job.return_value = None if result is None else result.value
+        else:
+            job.status = JobStatus.FAILED
+            job.return_value = hydra_error(f"ftslurm: error: {failure(result)}")
+        return job
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ftslurm.errors import SpecError
+
+    try:
+        plain = cast("dict[str, Any]", OmegaConf.to_container(options, resolve=True))
+    except OmegaConfBaseException as error:
+        raise SpecError(f"hydra.launcher cannot be settled: {str(error).splitlines()[0]}") from None
+    return plain
+
+
+def _name(job_name: str) -> str:
+    return _NOT_IN_NAME.sub("_", job_name) or "sweep"

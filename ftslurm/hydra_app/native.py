@@ -1,0 +1,80 @@
+"""`ftslurm submit -m hydra/sweeper=NAME`: Hydra's own multirun over our conf/.
+
+For the sweepers that choose tasks by the values of earlier ones. Each task is composed and checked
+like a single run.
+
+Used of Hydra 1.3 by private names: `hydra._internal.hydra.Hydra` and
+`hydra._internal.utils.create_config_search_path`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from ftslurm.errors import SpecError
+from ftslurm.submit.compose import SCHEMA_NAME, config_folders, searchpath, sentence
+
+if TYPE_CHECKING:
+    from ftslurm.submit.sweep_course import TaskResult
+
+Launch = Callable[[Sequence[Sequence[str]], int], "list[TaskResult]"]
+
+
+class NativeSweep:
+    """Where Hydra expects the task function; the launcher finds it there and hands over."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def __call__(self, config: Any) -> None:
+        raise AssertionError("tasks of a sweep are submitted, not called")
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+        from hydra.core.utils import JobReturn, JobStatus
+
+        from ftslurm.hydra_app.launcher import hydra_error
+
+        jobs = []
+        results = self._launch(job_overrides, initial_job_idx)
+        for overrides, result in zip(job_overrides, results):
+            job = JobReturn(overrides=list(overrides), task_name="ftslurm")
+            job.status = JobStatus.COMPLETED if result.finished else JobStatus.FAILED
+            job.return_value = (
+                result.value if result.finished else hydra_error(f"{result.run_id} {result.text}")
+            )
+            jobs.append(job)
+        return jobs
+
+
+def sweep(launch: Launch, overrides: Sequence[str], config_dir: Optional[Path]) -> dict[str, bytes]:
+    """Have Hydra sweep; the files that the sweeper has left, by name. `overrides`: as Hydra takes
+    them. SpecError for what the sweeper refuses, or makes of the tasks' values."""
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ftslurm.run.spec import RunSpec
+
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=RunSpec, provider="ftslurm")
+    primary, *others = config_folders(config_dir)
+    app = Hydra.create_main_hydra2("ftslurm", create_config_search_path(str(primary)))
+    try:
+        with tempfile.TemporaryDirectory(prefix="ftslurm-sweep-") as place:
+            own = ["hydra/launcher=ftslurm", f"hydra.sweep.dir='{place}'", *searchpath(others)]
+            app.multirun(
+                config_name="config",
+                task_function=NativeSweep(launch),
+                overrides=[*own, *overrides],
+                with_log_configuration=False,
+            )
+            return {path.name: path.read_bytes() for path in Path(place).glob("*.yaml")}
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SpecError(sentence(error)) from None
+    finally:
+        GlobalHydra.instance().clear()

@@ -1,0 +1,107 @@
+"""Somebody else's Hydra program, swept on real Slurm: one task is preempted twice and goes on with
+its own arguments and from what it has saved itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Optional
+
+import pytest
+from fakes.project import Run
+from lab import Lab, wait_until
+
+from ftslurm.run.jobs import read_jobs
+from ftslurm.run.sweep_layout import SweepLayout
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+STEPS = 160
+APP = """
+import json, time
+import ftslurm, hydra
+
+@hydra.main(version_base="1.3", config_path=".", config_name="app")
+def main(cfg):
+    state = ftslurm.resume_dir(default=".") / "state.json"
+    step, total = json.loads(state.read_text()) if state.exists() else (0, 0.0)
+    print(f"begins at {step} with rate {cfg.rate} at {cfg.stamp}", flush=True)
+    while step < cfg.steps:
+        time.sleep(cfg.step_s)
+        step, total = step + 1, total + cfg.rate * step
+        if ftslurm.should_stop():
+            state.write_text(json.dumps([step, total]))
+            return None
+    return total
+
+if __name__ == "__main__":
+    main()
+"""
+CONFIG = f"rate: 1.0\nsteps: {STEPS}\nstep_s: 0.05\nstamp: ${{now:%H-%M-%S-%f}}\n"
+OPTIONS = ["hydra/launcher=ftslurm", "hydra.launcher.groups.cluster=slurm",
+           "hydra.launcher.cluster.partition=low", "hydra.launcher.cluster.signal_lead_s=30",
+           "hydra.launcher.detach=true"]  # fmt: skip
+
+
+def total(rate: float) -> float:
+    value = 0.0
+    for step in range(STEPS):
+        value += rate * step
+    return value
+
+
+def log(run: Run, attempt: int) -> str:
+    path = run.layout.attempt(attempt).logs / "rank-0.log"
+    return path.read_text() if path.exists() else ""
+
+
+def begin(run: Run, attempt: int) -> str:
+    """What the program said when it began; empty before."""
+    lines = [line for line in log(run, attempt).splitlines() if line.startswith("begins at ")]
+    return lines[0] if lines else ""
+
+
+def value(run: Run) -> Optional[float]:
+    path = run.layout.root / "value.json"
+    return json.loads(path.read_text())["value"] if path.exists() else None
+
+
+def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preemptions(
+    lab: Lab,
+) -> None:
+    new = ["mktemp", "--directory", f"{lab.home(lab.user)}/app-XXXXXX"]
+    folder = Path(lab.run_as(lab.user, new).stdout.strip())
+    (folder / "app.py").write_text(APP)
+    (folder / "app.yaml").write_text(CONFIG)
+    argv = [str(lab.python), "app.py", "-m", *OPTIONS, "rate=0.3,0.7"]
+    environ = {"PYTHONPATH": f"{lab.checkout}:{lab.checkout}/ftslurm/hydra_app/plugin"}
+    lab.run_as(lab.user, argv, env=environ, cwd=folder, timeout_s=110)
+    (found,) = folder.glob("runs/*/sweep.json")
+    layout = SweepLayout(found.parent)
+    quiet, disturbed = (Run(layout.task(number).root) for number in (0, 1))
+    job = read_jobs(disturbed.layout)[0].job_id
+    assert job.endswith("_1")
+
+    def says() -> str:
+        return f"{lab.queue()}\n{quiet.says()}\n{disturbed.says()}"
+
+    for attempt in (1, 2):
+        wait_until(
+            lambda attempt=attempt: begin(disturbed, attempt) or None, timeout_s=60, seen=says
+        )
+        lab.preempt(1, nodelist=lab.show_job(job)["NodeList"], seconds=1)
+        wait_until(
+            lambda attempt=attempt: len(disturbed.decisions()) == attempt or None,
+            timeout_s=40,
+            seen=says,
+        )
+        lab.hasten(job, timeout_s=60)
+    for run in (quiet, disturbed):
+        wait_until(lambda run=run: run.layout.done.exists() or None, timeout_s=90, seen=says)
+    assert disturbed.decisions() == ["requeued", "requeued", "done"], says()
+    begins = [begin(disturbed, attempt) for attempt in (1, 2, 3)]
+    steps = [int(words.split()[2]) for words in begins]
+    assert steps[0] == 0 < steps[1] < steps[2] < STEPS
+    assert len({words.partition(" with ")[2] for words in begins}) == 1, "rate and stamp stay"
+    assert " rate 0.7 " in begins[0] and " rate 0.3 " in begin(quiet, 1)
+    assert (value(quiet), value(disturbed)) == (total(0.3), total(0.7))
