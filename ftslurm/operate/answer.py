@@ -12,6 +12,7 @@ from typing import Optional
 from ftslurm.errors import EXIT_FAILED, EXIT_OK
 from ftslurm.operate.standing import OpenRun
 from ftslurm.run.acts import note_act
+from ftslurm.run.sweep_layout import SweepLayout
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("run", metavar="RUN", help="run directory, or a run id under ./runs")
+    made.add_argument("run", metavar="RUN", help="run directory, or its id under ./runs")
     return made
 
 
@@ -54,6 +55,17 @@ def finish(verb: str, answer: Answer, run: OpenRun, *, as_json: bool) -> int:
         print(json.dumps(record, indent=1, sort_keys=True))  # noqa: T201
     else:
         print(f"{run.record.run_id}: {answer.text}")  # noqa: T201
+    return EXIT_OK if answer.ok else EXIT_FAILED
+
+
+def finish_sweep(answer: Answer, layout: SweepLayout, *, as_json: bool) -> int:
+    """Print what came of a verb on a sweep; its exit code. What it did to a task is noted there."""
+    if as_json:
+        record = {"schema_version": 1, "sweep_id": layout.sweep_id, "sweep_dir": str(layout.root)}
+        told = {name: value for name, value in vars(answer).items() if name != "job_id"}
+        print(json.dumps({**record, **told}, indent=1, sort_keys=True))  # noqa: T201
+    else:
+        print(f"{layout.sweep_id}: {answer.text}")  # noqa: T201
     return EXIT_OK if answer.ok else EXIT_FAILED
 
 

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
-from ftslurm.operate.answer import Answer, add_json, finish, parser
+from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser
 from ftslurm.operate.ending import end_jobs
 from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.sweep_cancel import cancel_sweep
 from ftslurm.run.control import SAVE, STOP
+from ftslurm.run.sweep_layout import find_sweep
 
 _EPILOG = """examples:
   ftslurm cancel runs/gpt-20260301-120000-3f9a
+  ftslurm cancel runs/SWEEP                      all its tasks, and no more are queued
 
 What was trained since the newest committed step is lost, unless the ranks manage to save between
 the scheduler's TERM and KILL. `ftslurm resume` lets the run go on from there; `ftslurm stop` loses
@@ -24,6 +27,9 @@ def main(argv: Optional[list[str]] = None) -> int:
     made = parser("cancel", "End a run's jobs now, without a save.", _EPILOG)
     add_json(made)
     options = made.parse_args(argv)
+    sweep = find_sweep(options.run)
+    if sweep is not None:
+        return finish_sweep(cancel_sweep(sweep), sweep, as_json=options.json)
     run = open_run(options.run)
     return finish("cancel", cancel(run), run, as_json=options.json)
 

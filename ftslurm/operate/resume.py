@@ -9,6 +9,7 @@ for a run that is alive too.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import fcntl
@@ -16,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
-from ftslurm.errors import FormatError, RunError, SchedulerError
-from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
+from ftslurm.errors import FormatError, RunError, SchedulerError, UsageError
+from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser, tell
 from ftslurm.operate.standing import OpenRun, Standing, open_run
 from ftslurm.program.ending import ASKED
 from ftslurm.recovery.keep_out import (
@@ -32,6 +33,8 @@ from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.control import LEAVING
 from ftslurm.run.jobs import BY_PERSON, Job, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.sweep_layout import SweepLayout, find_sweep
+from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler.again import submit_again
 from ftslurm.scheduler.hostlist import expand
@@ -48,6 +51,7 @@ _EPILOG = """examples:
   ftslurm resume runs/gpt-20260301-120000-3f9a
   ftslurm resume runs/gpt-20260301-120000-3f9a --json
   ftslurm resume runs/gpt-20260301-120000-3f9a --readmit n[17-18]
+  ftslurm resume runs/SWEEP                      all tasks that are not done and not alive
 
 The run goes on from its newest verified checkpoint, with its code and configuration as frozen.
 results: queued (a new job) | released | waiting (it is queued already) | running."""
@@ -62,9 +66,20 @@ def main(argv: Optional[list[str]] = None) -> int:
     )
     add_json(made)
     options = made.parse_args(argv)
+    sweep = find_sweep(options.run)
+    if sweep is not None:
+        return _resume_sweep(sweep, options)
     run = open_run(options.run)
     readmit = expand(options.readmit) if options.readmit is not None else []
     return finish("resume", resume(run, readmit=readmit), run, as_json=options.json)
+
+
+def _resume_sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
+    from ftslurm.operate.sweep_resume import resume_sweep  # late: it is built on this module
+
+    if options.readmit is not None:
+        raise UsageError("--readmit is of one run; name the task that keeps the node off")
+    return finish_sweep(resume_sweep(sweep), sweep, as_json=options.json)
 
 
 def resume(
@@ -213,7 +228,11 @@ def _again(run: OpenRun, withdrawn: str) -> Answer:
 @contextlib.contextmanager
 def _alone(layout: RunLayout) -> Iterator[None]:
     """One resume at a time. A file system without locks gives none, and no protection."""
-    with (layout.submit / "resume.lock").open("w") as stream:
+    sweep = find_sweep(str(layout.root.parent))
+    with contextlib.ExitStack() as locks:
+        if sweep is not None:  # whose tasks are queued by others too
+            locks.enter_context(queueing(sweep))
+        stream = locks.enter_context((layout.submit / "resume.lock").open("w"))
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

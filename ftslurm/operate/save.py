@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
-from ftslurm.errors import RunError
-from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
+from ftslurm.errors import RunError, UsageError
+from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser, tell
 from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.sweep_cancel import save_sweep
 from ftslurm.run.attempts import numbers, read_events
 from ftslurm.run.control import LOOK_INTERVAL_S, SAVE
+from ftslurm.run.sweep_layout import find_sweep
 
 POLL_S = 0.5
 ASK_JOB_EVERY_S = 10.0
@@ -32,6 +34,11 @@ def main(argv: Optional[list[str]] = None) -> int:
     made.add_argument("--wait", action="store_true", help="until the save has committed")
     add_json(made)
     options = made.parse_args(argv)
+    sweep = find_sweep(options.run)
+    if sweep is not None:
+        if options.wait:
+            raise UsageError("--wait is of one run; look at the logs of the sweep's tasks")
+        return finish_sweep(save_sweep(sweep), sweep, as_json=options.json)
     run = open_run(options.run)
     answer = save(run, wait=options.wait)
     return finish(SAVE, answer, run, as_json=options.json)

@@ -26,13 +26,9 @@ from ftslurm.run.control import ControlFiles, control_files
 from ftslurm.run.jobs import Job, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord, read_record
+from ftslurm.run.sweep_layout import find_sweep, places_of_run
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.protocol import JobState, Scheduler
-
-SECOND_LOOK_S = 5.0
-
-# Slurm may queue a job again a moment after it has called it so.
-_DOUBTFUL = ("NODE_FAIL", "PREEMPTED")
+from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState, Scheduler
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Standing:
     @property
     def is_doubtful(self) -> bool:
         """It may come back all the same."""
-        return self.state.word in _DOUBTFUL
+        return self.state.word in DOUBTFUL
 
     @property
     def step_words(self) -> str:
@@ -130,13 +126,19 @@ class OpenRun:
         alive = [(job, state) for job, state in seen if not _is_over(state)]
         if alive:
             return (*alive[-1], tuple(job for job, _ in alive[:-1]))
-        job, state = next((one for one in seen if one[1].word in _DOUBTFUL), seen[0])
+        job, state = next((one for one in seen if one[1].word in DOUBTFUL), seen[0])
         return job, state, ()
 
     def _jobs(self) -> Iterator[tuple[Job, JobState]]:
         """Newest first, back to the one that runs, or has claimed the newest attempt: when that one
         began, those before it had ended."""
         jobs = list({job.job_id: job for job in read_jobs(self.layout)}.values())
+        sweep = None if jobs else find_sweep(str(self.layout.root.parent))
+        if sweep is not None:
+            raise RunError(
+                f"`{self.layout.root}` is a task of a sweep and is not queued yet; `ftslurm resume "
+                f"{shlex.quote(str(sweep.root))}` queues what is left"
+            )
         if not jobs:
             raise RunError(
                 f"no job of `{self.layout.root}` is known; look with squeue whether there is one "
@@ -179,7 +181,7 @@ def open_run(name: str) -> OpenRun:
 
 
 def _find(name: str) -> Path:
-    for root in (Path(name), Path("runs") / name):
+    for root in places_of_run(name):
         try:
             (root / "run.json").stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -192,6 +194,12 @@ def _find(name: str) -> Path:
                 f"`{run_id}.stop`, and the run obeys"
             ) from None
         return root.absolute()
+    sweep = find_sweep(name)
+    if sweep is not None:
+        raise RunError(
+            f"`{name}` is a sweep, and this is done to one run; name a task of it, e.g. "
+            f"`{sweep.task(0).root}`"
+        )
     raise RunError(
         f"`{name}` is no run, neither it nor `{Path('runs') / name}` has a run.json; name the "
         "folder that `ftslurm submit` printed"

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Optional
 
-from ftslurm.errors import RunError, SchedulerError
-from ftslurm.operate.answer import Answer, add_json, finish, parser, tell
+from ftslurm.errors import RunError, SchedulerError, UsageError
+from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser, tell
 from ftslurm.operate.ending import end_jobs
-from ftslurm.operate.standing import SECOND_LOOK_S, OpenRun, Standing, open_run
+from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.sweep_cancel import stop_sweep
 from ftslurm.run.control import LOOK_INTERVAL_S, PAUSE, STOP
+from ftslurm.run.sweep_layout import find_sweep
+from ftslurm.scheduler.protocol import SECOND_LOOK_S
 
 POLL_S = 1.0
 LONGEST_POLL_S = 10.0
@@ -49,6 +52,11 @@ def _main(argv: Optional[list[str]], order: str, description: str, epilog: str) 
     made.add_argument("--wait", action="store_true", help="until it is so")
     add_json(made)
     options = made.parse_args(argv)
+    sweep = find_sweep(options.run) if order == STOP else None
+    if sweep is not None:
+        if options.wait:
+            raise UsageError("--wait is of one run; look with `ftslurm status SWEEP`")
+        return finish_sweep(stop_sweep(sweep), sweep, as_json=options.json)
     run = open_run(options.run)
     answer = leave(run, order)
     if options.wait and answer.result == "ordered":

@@ -7,6 +7,7 @@ when a figure misses the goal that is stated for it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -14,18 +15,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "train"), str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "train"), str(HERE.parent / "cluster"),
+                str(HERE.parent), str(HERE.parents[1])]  # fmt: skip
 # Child processes and forked ranks import the benchmark's loops by name.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from pairs import Comparison, median_with_interval  # noqa: E402
 
-PARTS = ("cold", "step", "checkpoint", "preempt")
+if TYPE_CHECKING:
+    from lab import Lab
+
+PARTS = ("cold", "step", "checkpoint", "preempt", "sweep")
 MIB = 1 << 20
 GRACE_S = 20.0
 """The lab's GraceTime of 15 s and KillWait of 5 s, which is where a preempted rank is killed."""
@@ -53,6 +59,9 @@ def main() -> int:
     try:
         for part in options.only or PARTS:
             _say(f"{part}: measuring")
+            if part == "sweep":
+                lines += _measure_sweep(folder, options)
+                continue
             if part == "preempt":
                 preempt_s = _measure_preempt(folder, options)
                 lines.append(_preempt_line(preempt_s, options.size_mib))
@@ -78,6 +87,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, help="default: all")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each comparison")
     parser.add_argument("--size-mib", type=int, default=1024, help="state of a rank")
+    parser.add_argument("--tasks", type=int, default=1000, help="of a sweep on fake commands")
+    parser.add_argument("--cluster-tasks", type=int, default=60, help="of one on a real cluster")
     parser.add_argument("--folder", type=Path, help="where checkpoints go; default: TMPDIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="raw values")
     return parser.parse_args()
@@ -111,6 +122,51 @@ def _measure_preempt(folder: Path, options: argparse.Namespace) -> list[float]:
     return bench_ranks.measure_preempt(
         folder, rounds=options.rounds, size_bytes=options.size_mib * MIB, progress=_say
     )
+
+
+def _measure_sweep(folder: Path, options: argparse.Namespace) -> list[Line]:
+    """Once each: the calls are the same every time, and the cluster's part takes minutes."""
+    import bench_sweep
+
+    rival = bench_sweep.make_rival(folder)
+    found = bench_sweep.measure_submit(folder, tasks=options.tasks, rival=rival)
+    lines = _sweep_lines(bench_sweep.rows(found, f"queueing {options.tasks} no-op tasks"))
+    try:
+        with _lab() as lab:
+            ended = bench_sweep.measure_on_cluster(lab, tasks=options.cluster_tasks)
+    except OSError as error:
+        _say(f"sweep: no cluster here ({error}), its lines are left out")
+        return lines
+    what = f"{options.cluster_tasks} no-op tasks to their end on Slurm"
+    return lines + _sweep_lines(bench_sweep.rows(ended, what))
+
+
+@contextlib.contextmanager
+def _lab() -> Iterator[Lab]:
+    """A throwaway cluster; one that is up already is used and left up. OSError: there is none."""
+    from lab import NUM_NODES, REPOSITORY, cluster
+    from opening import open_lab
+
+    was_up = cluster("status").returncode == 0
+    started = cluster("up", f"--nodes={NUM_NODES}", f"--expose={REPOSITORY}")
+    if started.returncode != 0:
+        raise OSError((started.stderr or "it did not start").strip().splitlines()[-1])
+    try:
+        yield open_lab()
+    finally:
+        if not was_up:
+            cluster("down")
+
+
+def _sweep_lines(rows: list[tuple[str, str, float]]) -> list[Line]:
+    goal = 0.1
+    return [
+        Line(what, "hydra-submitit-launcher 1.2.0", f"{ratio:.3f}", "once", told, f"<= {goal}",
+             ratio <= goal)
+        if what.endswith(("wall", "by the submitter"))
+        else Line(what, "hydra-submitit-launcher 1.2.0", f"{ratio:.3f}", "once", told)
+        for what, told, ratio in rows
+    ]  # fmt: skip
 
 
 def _line(part: str, found: Comparison) -> Line:

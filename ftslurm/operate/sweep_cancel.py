@@ -1,0 +1,211 @@
+"""A sweep is cancelled or stopped: first nothing of it is queued any more, then its jobs end.
+
+The sweep is closed, so that whoever submits or follows it queues nothing more, and every task that
+is not over is ordered to stop, so that no batch script queues it again. Only then is the scheduler
+asked, in one call for all of them. `ftslurm resume SWEEP` opens the sweep again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ftslurm.errors import RunError, SchedulerError
+from ftslurm.operate.answer import Answer, tell
+from ftslurm.run.acts import note_act
+from ftslurm.run.control import SAVE, STOP, ControlFiles
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_lock import queueing
+from ftslurm.run.sweep_record import read_arrays, read_sweep, unanswered
+from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.arrays import find_lost
+from ftslurm.sweep.look import (
+    ALIVE,
+    DONE,
+    NOBODY_KNOWS,
+    RUNNING,
+    SweepLook,
+    TaskLook,
+    look,
+    look_twice,
+)
+
+QUEUEING_S = 60.0
+"""How long somebody who is queueing tasks is waited for: the answer to an sbatch."""
+GONE_S = 10.0
+"""How long jobs that only waited are looked for after they were cancelled."""
+POLL_S = 1.0
+
+
+def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    before = _close(layout, sleep)
+    live = _order_to_stop(layout, before)
+    if not live:
+        return _nothing(before)
+    error = _end_jobs(layout, before, live, only_waiting=False)
+    after = _until_gone(layout, live, sleep)
+    left = [task for task in after.of(*ALIVE, NOBODY_KNOWS) if task.alive and not _ends(task)]
+    if left:
+        raise SchedulerError(
+            f"{len(left)} tasks are still alive ({_names(left)}): "
+            f"{error or 'Slurm has not ended them yet'}; the order to stop is left, so they save "
+            "and leave at their next step"
+        )
+    _tidy(layout, after, live)
+    _note(layout, live, "cancel")
+    return Answer(
+        "cancelled",
+        f"{len(live)} tasks are cancelled, {before.counts[DONE]} were done; `ftslurm resume "
+        f"{layout.root}` lets the others go on, each from what it has committed",
+    )
+
+
+def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    before = _close(layout, sleep)
+    live = _order_to_stop(layout, before)
+    if not live:
+        return _nothing(before)
+    waiting = [task for task in live if task.state != RUNNING]
+    error = _end_jobs(layout, before, waiting, only_waiting=True)
+    after = _until_gone(layout, waiting, sleep)
+    over = {task.number for task in after.tasks if not task.alive}
+    gone = [task for task in waiting if task.number in over]
+    _tidy(layout, after, gone)
+    _note(layout, gone, "stop")
+    running = len(live) - len(gone)
+    note = f" (of those that wait some could not be cancelled: {error})" if error else ""
+    return Answer(
+        "ordered" if running else "stopped",
+        f"{running} tasks are ordered to save and leave at their next step, {len(gone)} only "
+        f"waited and are cancelled{note}; `ftslurm resume {layout.root}` lets them go on",
+    )
+
+
+def save_sweep(layout: SweepLayout) -> Answer:
+    running = look(layout).of(RUNNING)
+    if not running:
+        raise RunError(f"no task of `{layout.root}` is running; what is committed is kept")
+    for task in running:
+        _control(layout, task).give(SAVE)
+    return Answer(
+        "ordered", f"{len(running)} running tasks save at their next step and go on; see their logs"
+    )
+
+
+def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
+    """From now on nobody queues a task; how the sweep stands then."""
+    layout.closed.touch()
+    if read_sweep(layout).scheduler == "local":
+        return look(layout)  # whoever runs it here looks for that file before each task
+    try:
+        with queueing(layout, wait_s=QUEUEING_S):
+            if unanswered(read_arrays(layout)):
+                find_lost(layout)
+    except RunError as error:
+        tell(f"{error}; what it queues meanwhile may be missed: look with `ftslurm status`")
+    except SchedulerError as error:
+        tell(f"an array may have been queued of which nobody knows: {error}")
+    return look_twice(layout, sleep)
+
+
+def _order_to_stop(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
+    """Those that are not over."""
+    live = [task for task in before.of(*ALIVE, NOBODY_KNOWS) if task.alive]
+    unknown = [task for task in before.of(NOBODY_KNOWS) if not task.alive]
+    failed = []
+    for task in (*live, *unknown):
+        try:
+            _control(layout, task).give(STOP)
+        except OSError as error:
+            failed.append(f"{task.number} ({error})")
+    if failed:
+        tell(
+            f"the order to stop could not be left for tasks {', '.join(failed[:5])}; look with "
+            "`ftslurm status` that none is queued afterwards"
+        )
+    if unknown and not live:
+        raise SchedulerError(
+            f"nobody can say whether {len(unknown)} tasks are alive ({_names(unknown)}); the order "
+            "to stop is left for them, cancel again when Slurm answers"
+        )
+    return live
+
+
+def _end_jobs(
+    layout: SweepLayout, before: SweepLook, tasks: Sequence[TaskLook], *, only_waiting: bool
+) -> str:
+    """What the scheduler had against it; empty: nothing. Of what it said an end that came before
+    the cancel is a part, so the next look counts."""
+    if before.record.scheduler == "local":
+        for task in tasks:
+            scheduler = open_scheduler("local", run_dir=layout.task(task.number).root)
+            scheduler.cancel_all(task.alive, only_waiting=only_waiting)
+        return ""
+    try:
+        scheduler = open_scheduler(before.record.scheduler)
+        scheduler.cancel_all(jobs_to_name(tasks), only_waiting=only_waiting)
+    except SchedulerError as error:
+        return str(error)
+    return ""
+
+
+def jobs_to_name(tasks: Sequence[TaskLook]) -> list[str]:
+    """Successors first, they would start when the job before them has ended; then arrays, whole:
+    all that is in one is of this sweep, and what has ended of it is left alone by Slurm."""
+    jobs = [job_id for task in tasks for job_id in task.alive]
+    single = [job_id for job_id in jobs if "_" not in job_id]
+    arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in jobs if "_" in job_id)
+    return [*single, *arrays]
+
+
+def _until_gone(
+    layout: SweepLayout, tasks: Sequence[TaskLook], sleep: Callable[[float], None]
+) -> SweepLook:
+    numbers = {task.number for task in tasks}
+    deadline = time.monotonic() + GONE_S
+    while True:
+        after = look(layout)
+        left = [task for task in after.tasks if task.number in numbers and task.alive]
+        if not [task for task in left if not _ends(task)] or time.monotonic() > deadline:
+            return after
+        sleep(POLL_S)
+
+
+def _ends(task: TaskLook) -> bool:
+    """Is being torn down."""
+    return task.job == "COMPLETING"
+
+
+def _tidy(layout: SweepLayout, after: SweepLook, tasks: Sequence[TaskLook]) -> None:
+    """While a batch script is left, the order is its to find, and to take away."""
+    numbers = {task.number for task in tasks}
+    for task in after.tasks:
+        if task.number in numbers and not task.alive:
+            control = _control(layout, task)
+            control.take_away_leaving()
+            control.take_away(SAVE)
+
+
+def _note(layout: SweepLayout, tasks: Sequence[TaskLook], verb: str) -> None:
+    for task in tasks:
+        note_act(layout.task(task.number), verb, "cancelled", task.job_id)
+
+
+def _control(layout: SweepLayout, task: TaskLook) -> ControlFiles:
+    """In the run directory: what lies in a recovery.control_dir is that of whoever put it there."""
+    return ControlFiles(layout.task(task.number), task.run_id)
+
+
+def _nothing(before: SweepLook) -> Answer:
+    counts = before.counts
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    is_done = counts[DONE] == len(before.tasks)
+    return Answer(
+        "done" if is_done else "not_running",
+        f"no task is alive ({told or 'it has no tasks'}), and none is queued any more",
+    )
+
+
+def _names(tasks: Sequence[TaskLook]) -> str:
+    some = ", ".join(task.run_id for task in tasks[:5])
+    return some if len(tasks) <= 5 else f"{some} and {len(tasks) - 5} more"

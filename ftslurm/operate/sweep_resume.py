@@ -1,0 +1,192 @@
+"""`ftslurm resume SWEEP`: what is not DONE and not alive is queued, each from its own checkpoint.
+
+Under the sweep's lock, so that of two resumes one queues a task and the other is told to wait.
+Arrays of which the answer was lost are looked for first. A task of which nobody can say whether it
+is alive is left alone and named. Tasks that never were queued, because their submitter died or
+Slurm had too many jobs, are queued as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+from ftslurm.errors import FtslurmError
+from ftslurm.operate.answer import Answer, tell
+from ftslurm.operate.resume import ENDING_S, resume
+from ftslurm.operate.standing import open_run
+from ftslurm.recovery.keep_out import settle_exclusions
+from ftslurm.recovery.own_job import OwnJob
+from ftslurm.run.acts import note_act
+from ftslurm.run.control import LEAVING, ControlFiles
+from ftslurm.run.jobs import BY_PERSON, add_job, read_jobs
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.record import read_record
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_lock import queueing
+from ftslurm.run.sweep_record import read_arrays, read_tasks, unanswered
+from ftslurm.run.trust import require_own
+from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.again import submit_again
+from ftslurm.scheduler.arrays import find_lost
+from ftslurm.sweep.here import run_here
+from ftslurm.sweep.look import (
+    ALIVE,
+    DONE,
+    HELD,
+    NOBODY_KNOWS,
+    NOT_QUEUED,
+    ON_PAUSE,
+    OVER,
+    SweepLook,
+    TaskLook,
+    look_twice,
+)
+from ftslurm.sweep.queue import queue
+
+POLL_S = 2.0
+
+
+def resume_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    with queueing(layout):
+        layout.closed.unlink(missing_ok=True)
+        if unanswered(read_arrays(layout)):
+            find_lost(layout)
+        seen = _settled(layout, sleep)
+        ready = [task for task in seen.of(*OVER, NOT_QUEUED) if _is_whole(layout, task)]
+        queued = _queue(layout, seen, ready, sleep)
+        for number in queued:
+            _note_queued(layout, number)
+    let_go = _let_go(layout, seen.of(HELD, ON_PAUSE))
+    return _answer(layout, seen, ready, queued, let_go)
+
+
+def _settled(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
+    """Once no task is in the middle of its end, or they have taken too long for it."""
+    until, said = time.monotonic() + ENDING_S, False
+    seen = look_twice(layout, sleep)
+    while _leaving(layout, seen) and time.monotonic() < until:
+        if not said:
+            tell(f"{len(_leaving(layout, seen))} tasks are on their way out; waiting for their end")
+        said = True
+        sleep(POLL_S)
+        seen = look_twice(layout, sleep)
+    return seen
+
+
+def _leaving(layout: SweepLayout, seen: SweepLook) -> list[TaskLook]:
+    """Being torn down, or ordered to leave: they are not alive for long."""
+    return [
+        task
+        for task in seen.of(*ALIVE)
+        if task.job == "COMPLETING" or (task.state not in (HELD, ON_PAUSE) and _given(layout, task))
+    ]
+
+
+def _given(layout: SweepLayout, task: TaskLook) -> Optional[str]:
+    control = ControlFiles(layout.task(task.number), task.run_id)
+    return next((name for name in LEAVING if control.is_given(name)), None)
+
+
+def _is_whole(layout: SweepLayout, task: TaskLook) -> bool:
+    return layout.task(task.number).run_json.exists()
+
+
+def _queue(
+    layout: SweepLayout,
+    seen: SweepLook,
+    tasks: Sequence[TaskLook],
+    sleep: Callable[[float], None],
+) -> list[int]:
+    """Those that were queued. Orders to leave that they have not seen are withdrawn before."""
+    for task in tasks:
+        require_own(layout.task(task.number))
+        ControlFiles(layout.task(task.number), task.run_id).take_away_leaving()
+    if seen.record.scheduler == "local":
+        numbers = [task.number for task in tasks]
+        at_once = seen.record.parallelism or 1
+        return run_here(
+            layout, numbers, at_once=at_once, start=_start_here, queued_by=BY_PERSON, sleep=sleep
+        )
+    before = {task.number: len(read_jobs(layout.task(task.number))) for task in tasks}
+    alone = {task.number: names for task in tasks if (names := _excluded(layout, task))}
+    records = [
+        record
+        for record in read_tasks(layout)
+        if record.number in before and record.number not in alone
+    ]
+    queue(layout, records, alive=len(seen.of(*ALIVE)), queued_by=BY_PERSON)
+    for number, names in alone.items():
+        job_id = submit_again(layout.task(number), "slurm", exclude=names)
+        add_job(layout.task(number), job_id, scheduler="slurm", queued_by=BY_PERSON)
+    return [number for number in before if len(read_jobs(layout.task(number))) > before[number]]
+
+
+def _start_here(run: RunLayout) -> str:
+    return submit_again(run, "local")
+
+
+def _excluded(layout: SweepLayout, task: TaskLook) -> list[str]:
+    """Nodes that this task has found bad: an array has one list for all, so such a task is queued
+    by itself."""
+    run = layout.task(task.number)
+    if not run.nodes_jsonl.exists():
+        return []
+    return list(settle_exclusions(OwnJob(run, read_record(run), open_scheduler("slurm"), "")))
+
+
+def _note_queued(layout: SweepLayout, number: int) -> None:
+    run = layout.task(number)
+    jobs = read_jobs(run)
+    note_act(run, "resume", "queued", jobs[-1].job_id if jobs else None)
+
+
+def _let_go(layout: SweepLayout, tasks: Sequence[TaskLook]) -> list[TaskLook]:
+    """Of those that are held the ones that are so no more."""
+    let_go = []
+    for task in tasks:
+        run = open_run(str(layout.task(task.number).root))
+        try:
+            answer = resume(run)
+        except FtslurmError as error:
+            tell(f"{task.run_id} stays held: {error}")
+            continue
+        note_act(run.layout, "resume", answer.result, answer.job_id)
+        let_go.append(task)
+    return let_go
+
+
+def _answer(
+    layout: SweepLayout,
+    seen: SweepLook,
+    ready: Sequence[TaskLook],
+    queued: Sequence[int],
+    let_go: Sequence[TaskLook],
+) -> Answer:
+    told = [f"{len(queued)} tasks {_how(seen)}"]
+    if let_go:
+        told.append(f"{len(let_go)} held ones are released")
+    told.append(f"{seen.counts[DONE]} were done, {len(seen.of(*ALIVE)) - len(let_go)} are alive")
+    amiss = [
+        _few(len(ready) - len(queued), "are more than Slurm takes now; resume again later"),
+        _few(seen.counts[NOBODY_KNOWS], "may be alive, nobody can say: resume again later"),
+        _few(len(_leaving(layout, seen)), "are still leaving: resume again when they have"),
+        _few(len(seen.of(HELD, ON_PAUSE)) - len(let_go), "stay held"),
+        _few(
+            len(seen.of(NOT_QUEUED)) - len([one for one in ready if one.state == NOT_QUEUED]),
+            "were not written whole, and are to be submitted anew",
+        ),
+    ]
+    told += filter(None, amiss)
+    return Answer("queued" if queued else "nothing", "; ".join(told), not any(amiss))
+
+
+def _how(seen: SweepLook) -> str:
+    if seen.record.scheduler == "local":
+        return "have run on this machine"
+    return "are queued and go on where they were"
+
+
+def _few(count: int, words: str) -> str:
+    return f"{count} {words}" if count > 0 else ""

@@ -1,0 +1,152 @@
+"""`ftslurm status SWEEP`: where each task stands, as a table that stays readable with a thousand.
+
+Reads only, and asks the scheduler once. `--json` carries every task with all that is known of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_record import format_numbers
+from ftslurm.sweep.look import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    HELD,
+    NOBODY_KNOWS,
+    NOT_QUEUED,
+    ON_PAUSE,
+    OVER,
+    RUNNING,
+    STATES,
+    WAITING,
+    SweepLook,
+    TaskLook,
+    look,
+)
+
+FEW = 40
+"""Of so many tasks each has its line."""
+LONGEST_OVERRIDES = 60
+LONGEST_VALUE = 24
+
+_ALWAYS = (RUNNING, WAITING, FAILED)
+"""States that are told even where there are none."""
+
+
+def status_of_sweep(layout: SweepLayout, *, as_json: bool, show_all: bool) -> str:
+    seen = look(layout)
+    if as_json:
+        return json.dumps(
+            {
+                "schema_version": 1,
+                "sweep_dir": str(layout.root),
+                "closed": layout.closed.exists(),
+                **dataclasses.asdict(seen.record),
+                "counts": seen.counts,
+                "tasks": [dataclasses.asdict(task) for task in seen.tasks],
+            },
+            indent=1,
+            sort_keys=True,
+        )
+    return "\n".join(render(layout, seen, show_all=show_all))
+
+
+def render(layout: SweepLayout, seen: SweepLook, *, show_all: bool) -> Iterator[str]:
+    yield f"{seen.record.sweep_id}: {_headline(seen)}"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.record.created_at))
+    yield f"since {began}: {shlex.join(seen.record.command)}"
+    if layout.closed.exists():
+        yield "it was cancelled or stopped, nothing more of it is queued"
+    tasks = list(seen.tasks)
+    folded: list[TaskLook] = []
+    if not show_all and len(tasks) > FEW:
+        folded = [task for task in tasks if task.state in (DONE, WAITING, NOT_QUEUED, CANCELLED)]
+        tasks = [task for task in tasks if task not in folded]
+    told = tasks if show_all else tasks[:FEW]
+    yield from _table(told, _varied(seen.tasks))
+    if len(told) < len(tasks):
+        yield f"and {len(tasks) - len(told)} more"
+    yield from _folded(folded)
+    yield from _failures(layout, [task for task in told if task.state in (FAILED, HELD)])
+    name = shlex.quote(str(layout.root))
+    if seen.of(*OVER, NOT_QUEUED, HELD, ON_PAUSE, NOBODY_KNOWS):
+        yield f"`ftslurm resume {name}` lets what is not done and not alive go on"
+    if folded or len(told) < len(tasks):
+        yield f"`ftslurm status {name} --all` shows every task"
+
+
+def _headline(seen: SweepLook) -> str:
+    counts = seen.counts
+    told = [f"{counts[DONE]} of {len(seen.tasks)} done"]
+    told += [
+        f"{counts[state]} {state}"
+        for state in STATES
+        if state != DONE and (counts[state] or state in _ALWAYS)
+    ]
+    return ", ".join(told)
+
+
+def _varied(tasks: Sequence[TaskLook]) -> dict[int, str]:
+    """Task -> those of its overrides that not all have: what they share is in the command."""
+    if len(tasks) < 2:
+        return {task.number: " ".join(task.overrides) for task in tasks}
+    shared = set(tasks[0].overrides).intersection(*(task.overrides for task in tasks))
+    return {
+        task.number: " ".join(word for word in task.overrides if word not in shared)
+        for task in tasks
+    }
+
+
+def _table(tasks: Sequence[TaskLook], overrides: dict[int, str]) -> Iterator[str]:
+    if not tasks:
+        return
+    head = ("task", "overrides", "state", "step", "attempts", "value")
+    rows = [head, *(_row(task, overrides[task.number]) for task in tasks)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if place in (0, 3, 4) else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _row(task: TaskLook, overrides: str) -> tuple[str, str, str, str, str, str]:
+    step = "" if task.step is None else f"{task.step}/{task.steps}"
+    return (
+        str(task.number),
+        _cut(overrides, LONGEST_OVERRIDES),
+        task.state,
+        step,
+        str(task.attempts),
+        _cut(_value(task.value), LONGEST_VALUE),
+    )
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else json.dumps(value)
+
+
+def _folded(tasks: Sequence[TaskLook]) -> Iterator[str]:
+    """Those that have no line of their own, a line for each state."""
+    for state in (DONE, WAITING, NOT_QUEUED, CANCELLED):
+        numbers = [task.number for task in tasks if task.state == state]
+        if numbers:
+            yield f"{state}: {len(numbers)} tasks ({_cut(format_numbers(numbers), 80)})"
+
+
+def _failures(layout: SweepLayout, tasks: Sequence[TaskLook]) -> Iterator[str]:
+    for task in tasks:
+        yield f"task {task.number} {task.state}: {task.reason or 'nobody has said why'}"
+        yield f"  see {layout.root / task.log}"
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
