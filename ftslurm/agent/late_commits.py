@@ -15,6 +15,7 @@ from ftslurm.errors import FormatError
 from ftslurm.recovery.on_event import NO_COMMIT, is_late, tell, uncommitted_s
 from ftslurm.run.attempts import read_progress
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.planned import in_force
 from ftslurm.run.record import RunRecord
 
 LOOK_S = 30.0
@@ -63,7 +64,7 @@ class LateCommits:
         steps = 0
         if progress is not None:
             steps = progress.step - max(progress.committed_step or 0, progress.restored_step or 0)
-        checkpoint = self._record.spec.checkpoint
+        checkpoint = in_force(self._record.spec.checkpoint, progress)
         if not is_late(checkpoint, uncommitted_s=seconds, uncommitted_steps=steps):
             return False
         facts = {

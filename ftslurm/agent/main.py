@@ -35,6 +35,8 @@ from ftslurm.agent.late_commits import LOOK_S, LateCommits
 from ftslurm.agent.leader import Leader
 from ftslurm.agent.loop import Loop, tell
 from ftslurm.agent.member import Member
+from ftslurm.agent.metrics_child import LOOK_S as METRICS_LOOK_S
+from ftslurm.agent.metrics_child import MetricsChild
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError
 from ftslurm.files import is_listed, write_json
 from ftslurm.run.attempts import claimed_numbers, read_attempt
@@ -151,6 +153,9 @@ def lead(agent: Agent) -> None:
     )
     port = leader.begin(agent.listen_on)
     _publish(agent, port, key)
+    # Before there are other threads: between fork and exec it runs code of ours.
+    metrics = MetricsChild(agent.layout.root, agent.record.spec.recovery.metrics_dir)
+    loop.every(METRICS_LOOK_S, metrics.look)
     _take_up(agent, leader)
     leave_with_parent(loop)
     loop.in_thread(duty.sweep, lambda _: None)
