@@ -239,7 +239,8 @@ def _wait_to_be_killed(job: OwnJob) -> None:
     site = Site.from_dict(job.record.site) if job.record.site else None
     longest_s = UNKNOWN_GRACE_S
     if site is not None:
-        longest_s = max(site.grace_s.values(), default=0) + site.kill_wait_s
+        graces = [*site.grace_s.values(), *site.qos_grace_s.values()]
+        longest_s = max(graces, default=0) + site.kill_wait_s
     deadline = job.now() + longest_s + STAY_MARGIN_S
     while job.now() < deadline:
         job.sleep(STAY_POLL_S)

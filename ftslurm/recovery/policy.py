@@ -154,6 +154,8 @@ class Evidence:
     """Node -> what its health says against it."""
     preflight_named: bool = False
     """A preflight has named those, and no rank was started."""
+    asked_by: Optional[str] = None
+    """Why the ranks were asked to leave (asked.py)."""
 
 
 @dataclass(frozen=True)

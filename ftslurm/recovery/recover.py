@@ -23,6 +23,7 @@ from typing import Callable, Optional
 from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.ask_agents import tell_ended
+from ftslurm.recovery.asked import EARLIEST_WARNING_S, was_asked, why_asked
 from ftslurm.recovery.budgets import identity
 from ftslurm.recovery.evidence import (
     ranks_were_started,
@@ -44,9 +45,10 @@ from ftslurm.recovery.policy import (
     decide,
     obey,
 )
-from ftslurm.run.attempts import Outcome, append_event, read_attempt
+from ftslurm.run.attempts import Outcome, append_event, read_attempt, read_progress
 from ftslurm.run.control import control_files
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.planned import in_force
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
@@ -55,10 +57,6 @@ from ftslurm.scheduler.protocol import CLOCKS_S, Scheduler
 
 _REFUSAL = "Job is pending execution"
 """srun's words for a step of a job that waits (ESLURM_JOB_PENDING, 22.05 to 26.05)."""
-
-EARLIEST_WARNING_S = 70
-"""How much before the asked lead Slurm may send the warn signal (8 s seen, up to 60 s by
-sbatch(1)), and some seconds for a start that would be in vain."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
@@ -139,6 +137,10 @@ def recover(
     from ftslurm.recovery.next_job import act  # late: what is decided is on record the sooner
 
     decision = act(own_job, environ, evidence, decision, put_on_record)
+    if term and was_asked(evidence):
+        evidence = dataclasses.replace(evidence, asked_by=why_asked(own_job, environ, evidence))
+        with best_effort("why the job was asked to end is not on record"):
+            _write_record(layout, evidence, decision, now=now)
     _tell_people(own_job, environ, evidence, decision)
     if decision.action == RESTART and decision.wait_s > 0:
         decision = _wait(own_job, environ, evidence, decision, put_on_record)
@@ -190,6 +192,10 @@ def _decide(
     if decision.action == RESTART and _limit_is_near(scheduler, environ, spec.cluster, job.now()):
         evidence = dataclasses.replace(evidence, limit_is_near=True)
         decision = decide(history, evidence, rules)
+    # At the end of grace, or of the limit, the next job goes before.
+    if was_asked(evidence) and not term:
+        evidence = dataclasses.replace(evidence, asked_by=why_asked(job, environ, evidence))
+        decision = decide(history, evidence, rules)
     return evidence, decision
 
 
@@ -230,9 +236,12 @@ def _tell_people(
         return
     from ftslurm.recovery.on_event import events_of, tell, uncommitted_s  # late: few runs tell
 
+    progress = None
+    with contextlib.suppress(OSError, FtslurmError):
+        progress = read_progress(job.layout.attempt(attempt))
     kinds = events_of(
         decision,
-        job.record.spec.checkpoint,
+        in_force(job.record.spec.checkpoint, progress),
         uncommitted_s=uncommitted_s(job.layout, attempt, now_s=job.now()),
         uncommitted_steps=(evidence.step or 0) - (evidence.committed_step or 0),
     )
@@ -296,7 +305,7 @@ def _limit_has_passed(
     return now_s >= stop_at + cluster.signal_lead_s - CLOCKS_S if stop_at else None
 
 
-def _write_decision(
+def _write_record(
     layout: RunLayout, evidence: Evidence, decision: Decision, *, now: Callable[[], float]
 ) -> None:
     failure = evidence.first_failure
@@ -307,6 +316,7 @@ def _write_decision(
         "rc": evidence.rc,
         "term": evidence.term,
         "limit_passed": evidence.limit_passed,
+        "asked_by": evidence.asked_by,
         "committed_step": evidence.committed_step,
         "committed_digest": evidence.committed_digest,
         "signature": signature,
@@ -315,11 +325,16 @@ def _write_decision(
         "first_failure": dataclasses.asdict(failure) if failure else None,
         "decided_at": now(),
     }
-    paths = layout.attempt(evidence.number)
+    write_json(layout.attempt(evidence.number).decision_json, record)
+
+
+def _write_decision(
+    layout: RunLayout, evidence: Evidence, decision: Decision, *, now: Callable[[], float]
+) -> None:
     with best_effort("not in the journal"):
-        write_json(paths.decision_json, record)
+        _write_record(layout, evidence, decision, now=now)
         append_event(
-            paths,
+            layout.attempt(evidence.number),
             "decided",
             now=now,
             action=decision.action,

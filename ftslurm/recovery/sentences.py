@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional
 
-from ftslurm.diagnosis.causes import UNKNOWN
+from ftslurm.diagnosis.causes import PREEMPTED, TIME_LIMIT, UNKNOWN
 from ftslurm.run.attempts import Outcome
 
 if TYPE_CHECKING:
     from ftslurm.recovery.policy import Evidence
+
+_WHY = {PREEMPTED: "preempted", TIME_LIMIT: "the time limit is near"}
 
 
 def progress(evidence: Evidence) -> str:
@@ -17,6 +19,8 @@ def progress(evidence: Evidence) -> str:
 
 def how_it_stopped(evidence: Evidence, outcome: Outcome) -> str:
     asked = f" on {outcome.signal}" if outcome.signal else ""
+    if asked and evidence.asked_by in _WHY:
+        asked = f"{asked} ({_WHY[evidence.asked_by]})"
     if outcome.order:
         asked = f" by the order `{outcome.order}`"
     if evidence.is_program:

@@ -23,7 +23,7 @@ from ftslurm.run.attempt_records import (
     read_attempt_records,
     read_error,
 )
-from ftslurm.run.attempts import Outcome, Progress, numbers
+from ftslurm.run.attempts import PACED, Outcome, Progress, numbers
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.timeline import Late, Timeline, draw, earliest_error, late_words
 from ftslurm.run.trace_tail import last_row, tokens_at
@@ -88,6 +88,11 @@ class AttemptStory:
     """Of the node agents."""
     late: Optional[Late]
     """What a leftover of it still wrote when the next attempt had begun."""
+    asked_by: Optional[str] = None
+    """preempted | time_limit | signal: why the ranks were asked to leave, as
+    the scheduler had it then; None: they were not, or nobody could say."""
+    pace: Optional[dict[str, Any]] = None
+    """The interval between saves as last chosen, and what from; None: it is fixed."""
 
 
 def read_attempt_stories(layout: RunLayout, *, is_program: bool) -> list[AttemptStory]:
@@ -178,6 +183,8 @@ def _story(
         timeline=draw(facts),
         findings=list(here.agents.get("findings", [])),
         late=late_words(facts, errors, last_sign_at=here.trained_at),
+        asked_by=decision.get("asked_by"),
+        pace=_pace(here.events),
     )
 
 
@@ -240,6 +247,11 @@ def _signal(events: Sequence[dict[str, Any]], outcome: Optional[Outcome]) -> Opt
         if event["kind"] == "signal":
             return str(event.get("signal") or event.get("name") or "signal")
     return None
+
+
+def _pace(events: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
+    chosen = [event for event in events if event["kind"] == PACED]
+    return {name: value for name, value in chosen[-1].items() if name != "kind"} if chosen else None
 
 
 def _with_losses(layout: RunLayout, attempts: list[AttemptStory]) -> list[AttemptStory]:

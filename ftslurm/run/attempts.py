@@ -34,6 +34,9 @@ FINISHED = "finished"
 STOPPED = "stopped"
 FAILED = "failed"
 
+PACED = "paced"
+"""Event: the interval between saves was chosen anew, and from what."""
+
 
 @dataclass(frozen=True)
 class AdoptedStep:
@@ -105,6 +108,8 @@ class Progress:
     """Step restored at the start of this attempt; None: it began at step 0."""
     committed_step: Optional[int] = None
     failed_saves: int = 0
+    interval_s: Optional[float] = None
+    """Of training from one save to the next, as planned by now; None: none is due by the clock."""
     phase: str = "starting"
     """starting | restoring | training | saving | finished | stopped"""
     written_at: float = 0.0
@@ -183,8 +188,9 @@ def append_event(
 
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
     Kinds so far: claimed, preflight, restored, first_step, fell_back, rejected, signal, committed,
-    save_failed, save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended, decided,
-    requeue_asked, gave_way, told (people, of an event), asked (of a program's rank 0, to leave).
+    paced, save_failed, save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended,
+    decided, requeue_asked, gave_way, told (people, of an event), asked (of a program's rank 0, to
+    leave).
     """
     append_record(paths.events, {"at": now(), "kind": kind, **facts})
 

@@ -40,10 +40,11 @@ SIZE_BYTES = 4096
 
 MAGIC = b"FTSBEAT1"
 # Magic, rank, attempt, pid, dump signal, whether devices wait, start ticks, namespace of the pid,
-# node. Two of them are told later, each by itself: packing clears what it is about to write.
-HEADER = struct.Struct("=8sIIIIIQQ64s")
+# node, whether it is counted. Three of them are told later, each by itself: packing clears what it
+# is about to write.
+HEADER = struct.Struct("=8sIIIIIQQ64sI")
 WORD = struct.Struct("=I")
-DUMP_SIGNAL_AT, DEVICES_WAIT_AT = 20, 24
+DUMP_SIGNAL_AT, DEVICES_WAIT_AT, COUNTED_AT = 20, 24, 108
 # Two sections, each written to its two places in turn; see _section.
 PROGRESS = struct.Struct("=QQqddddddddddQ")
 COLLECTIVE = struct.Struct("=QQQdd40sQ")
@@ -103,6 +104,8 @@ class RankView:
     proc_state: str
     """Letter of /proc/PID/stat (T: stopped, D: in the kernel), empty when the process is gone, `?`
     when it cannot be seen from here; then `alive` is taken for granted."""
+    counted: bool = False
+    """A program's rank: a step is a call of should_stop(), of phases and waits nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,8 @@ def _read(path: Path, node: str) -> Optional[RankView]:
         header = os.pread(fd, HEADER.size, 0)
         progress = _section(fd, PROGRESS_AT, PROGRESS)
         collective = _section(fd, COLLECTIVE_AT, COLLECTIVE)
-    _, rank, attempt, pid, _, devices_wait, ticks, namespace, own_node = HEADER.unpack(header)
+    fields = HEADER.unpack(header)
+    _, rank, attempt, pid, _, devices_wait, ticks, namespace, own_node, counted = fields
     is_known = progress[0] < len(PHASES) and path == beat_file(path.parent, rank)
     if not is_known or _text(own_node) != node:
         return None
@@ -286,6 +290,7 @@ def _read(path: Path, node: str) -> Optional[RankView]:
         # A zombie trains no more.
         alive=state not in ("", "Z", "X"),
         proc_state=state,
+        counted=counted != 0,
     )
 
 

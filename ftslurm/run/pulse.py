@@ -81,7 +81,7 @@ class Pulse:
         path = form.beat_file(folder, env.rank)
         try:
             form.make_private(folder)
-            memory = _map_new(path)
+            memory = map_new(path)
             ticks, namespace = form.start_ticks(os.getpid()) or 0, form.pid_namespace()
         except Exception as error:  # noqa: BLE001 - without a heartbeat it trains all the same
             warn(f"rank {env.rank} has no heartbeat ({error}); nobody will see it hang")
@@ -89,7 +89,7 @@ class Pulse:
         # First the beat, then the header by which a reader knows the file.
         pulse = cls(memory, path=path, rank=env.rank)
         node = env.node.encode()[:64]
-        names = (env.rank, env.attempt, os.getpid(), 0, 0, ticks, namespace, node)
+        names = (env.rank, env.attempt, os.getpid(), 0, 0, ticks, namespace, node, 0)
         form.HEADER.pack_into(memory, 0, form.MAGIC, *names)
         return pulse
 
@@ -157,6 +157,18 @@ class Pulse:
         self._has_stepped = True
         if self.phase_name != TRAINING:
             self.phase_name, self._phase_at = TRAINING, now
+        self._beat()
+
+    def counted(self, step: int, each_s: Optional[float]) -> None:
+        """Steps that another process has ended since, each in so long; of their parts nothing is
+        known, so they are held against no other rank's."""
+        form.WORD.pack_into(self._memory, form.COUNTED_AT, 1)
+        self.step, self._step_at = step, time.monotonic()
+        if each_s is not None:
+            self._last = (each_s, 0.0, 0.0)
+            self._usual.add(each_s)
+        if self.phase_name != TRAINING:
+            self.phase_name, self._phase_at = TRAINING, self._step_at
         self._beat()
 
     def waited(self, seconds: float) -> None:
@@ -317,7 +329,8 @@ class _Median:
         self.value = ordered[(len(ordered) - 1) // 2]
 
 
-def _map_new(path: Path) -> mmap.mmap:
+def map_new(path: Path) -> mmap.mmap:
+    """SIZE_BYTES of zeros that other processes may map, too."""
     # A new file: a process of an older try that still has it mapped writes where nobody looks.
     with contextlib.suppress(FileNotFoundError):
         path.unlink()

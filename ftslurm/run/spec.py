@@ -21,6 +21,9 @@ _TIME = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", re.ASCII)
 LIVE = "live"
 """RunSpec.code: ranks import the folder that the run was submitted from."""
 
+AUTO = "auto"
+"""CheckpointSpec.interval: chosen while the run trains."""
+
 PROGRAM_ENTRY = "rank:ftslurm.program.rank:main"
 """RunSpec.entry of a run that has a `program`."""
 
@@ -175,6 +178,10 @@ class OptimSpec:
 class CheckpointSpec:
     """When to save, what to keep, how long a save may take."""
 
+    interval: str = "fixed"
+    """fixed | auto: auto chooses the time between two saves from what a save costs and how often
+    this run and those beside it have failed, sets interval_steps aside and takes interval_s until a
+    save was measured. fixed is the default: how much a failure may cost is then yours to say."""
     interval_steps: int = 250
     interval_s: float = 240.0
     """A save is due when either interval has passed; 0 switches that one off."""
@@ -275,6 +282,9 @@ class RecoverySpec:
     FTSLURM_EVENT."""
     on_event_url: Optional[str] = None
     """http(s) address that the same JSON is posted to."""
+    metrics_dir: Optional[str] = None
+    """Folder of node_exporter's textfile collector, on the batch node, in which the leader of the
+    agents has RUN_ID.prom written anew each half minute; needs prometheus-client there."""
     standby: bool = False
     """One process a node, torch imported and no GPU touched, forks the next attempt's ranks."""
     min_nodes: Optional[int] = None

@@ -10,7 +10,7 @@ from typing import Optional
 
 from ftslurm.errors import SpecError
 from ftslurm.health.settings import check_settings
-from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, RunSpec, parse_time_s
+from ftslurm.run.spec import AUTO, PROGRAM_ENTRY, ClusterSpec, RunSpec, parse_time_s
 
 WITH_BUDGET = (
     "hang",
@@ -72,15 +72,7 @@ def check(spec: RunSpec) -> None:
             "eval_interval_steps": spec.eval_interval_steps,
         },
     )
-    if spec.checkpoint.interval_s < 0:
-        raise SpecError(
-            f"checkpoint.interval_s is {spec.checkpoint.interval_s}; it has to be at least 0"
-        )
-    deadline_s = spec.checkpoint.emergency_deadline_s
-    if deadline_s is not None and deadline_s <= 0:
-        raise SpecError(
-            f"checkpoint.emergency_deadline_s is {deadline_s}; give seconds, or null to derive it"
-        )
+    _check_checkpoint(spec)
     if ":" not in spec.entry:
         raise SpecError(f"entry is `{spec.entry}`; write `package.module:function`")
     if bool(spec.program) != (spec.entry == PROGRAM_ENTRY):
@@ -92,6 +84,24 @@ def check(spec: RunSpec) -> None:
     _check_time(spec.cluster)
     _check_recovery(spec)
     check_settings(spec.health)
+
+
+def _check_checkpoint(spec: RunSpec) -> None:
+    _choice("checkpoint.interval", spec.checkpoint.interval, ("fixed", AUTO))
+    if spec.checkpoint.interval == AUTO and not spec.checkpoint.interval_s > 0:
+        raise SpecError(
+            f"checkpoint.interval is auto and checkpoint.interval_s {spec.checkpoint.interval_s}; "
+            "give the seconds to the first save, from which the interval is found"
+        )
+    if spec.checkpoint.interval_s < 0:
+        raise SpecError(
+            f"checkpoint.interval_s is {spec.checkpoint.interval_s}; it has to be at least 0"
+        )
+    deadline_s = spec.checkpoint.emergency_deadline_s
+    if deadline_s is not None and deadline_s <= 0:
+        raise SpecError(
+            f"checkpoint.emergency_deadline_s is {deadline_s}; give seconds, or null to derive it"
+        )
 
 
 def _check_recovery(spec: RunSpec) -> None:
@@ -124,6 +134,7 @@ def _check_recovery(spec: RunSpec) -> None:
     _known_keys("recovery.phase_limit_s", recovery.phase_limit_s, PHASES_WITH_LIMIT, complete=True)
     _check_control_dir(recovery.control_dir)
     _check_event_url(recovery.on_event_url)
+    _check_metrics_dir(spec)
     least = recovery.min_nodes
     if least is not None and not 1 <= least <= spec.cluster.nodes:
         raise SpecError(
@@ -153,6 +164,23 @@ def _check_control_dir(control_dir: Optional[str]) -> None:
         raise SpecError(
             f"recovery.control_dir is `{control_dir}`; give an absolute path, the ranks run in "
             "another folder"
+        )
+
+
+def _check_metrics_dir(spec: RunSpec) -> None:
+    folder = spec.recovery.metrics_dir
+    if folder is None:
+        return
+    if not folder.startswith("/"):
+        raise SpecError(
+            f"recovery.metrics_dir is `{folder}`; give the absolute path of the folder that "
+            "node_exporter reads on the nodes (--collector.textfile.directory)"
+        )
+    if spec.cluster.scheduler == "local" or not spec.recovery.agents:
+        raise SpecError(
+            f"recovery.metrics_dir is `{folder}`, and without the node agents (Slurm only, "
+            "recovery.agents) nobody would write there; leave it out and run `ftslurm metrics RUN "
+            f"--textfile {folder} --every 30` beside the run"
         )
 
 

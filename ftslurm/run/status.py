@@ -15,12 +15,13 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
-from ftslurm.errors import EXIT_OK
+from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory, read_story
+from ftslurm.run.sweep_layout import SweepLayout, find_sweep, places_of_run
 from ftslurm.run.timeline import ASKED, LAST_WORD, Timeline
 
 if TYPE_CHECKING:
@@ -46,13 +47,21 @@ def main(argv: Optional[list[str]] = None) -> int:
         description="Where a run stands and what happened to it.",
         epilog="example: ftslurm status runs/gpt-20260301-120000 --attempt 3",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument(
+        "run", metavar="RUN", help="directory of a run, a sweep or a task, or its id under ./runs"
+    )
     parser.add_argument("--json", action="store_true", help="for programs; schema_version 1")
     parser.add_argument(
         "--attempt", type=int, metavar="N", help="all that is on record of one attempt"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="of a large sweep: each task, also those that are done"
+    )
     options = parser.parse_args(argv)
-    layout, now = RunLayout(options.run), time.time()
+    sweep = find_sweep(options.run)
+    if sweep is not None:
+        return _sweep(sweep, options)
+    layout, now = RunLayout(_find(options.run)), time.time()
     story = read_story(layout, now=now)
     if options.attempt is not None:
         print(_one_attempt(layout, story, options.attempt, as_json=options.json))  # noqa: T201
@@ -64,6 +73,21 @@ def main(argv: Optional[list[str]] = None) -> int:
     else:
         print(render_story(story, now=now, held=held.sentence if held else ""))  # noqa: T201
     return EXIT_OK
+
+
+def _sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
+    from ftslurm.operate.sweep_status import status_of_sweep  # late: a run is what is mostly asked
+
+    if options.attempt is not None:
+        raise UsageError("--attempt is of one run; name a task of the sweep")
+    print(status_of_sweep(sweep, as_json=options.json, show_all=options.all))  # noqa: T201
+    return EXIT_OK
+
+
+def _find(name: str) -> Path:
+    """Where there is no such run, the path as it was named: what is wrong with it is told later."""
+    places = [place for place in places_of_run(name) if (place / "run.json").exists()]
+    return places[0] if places else Path(name)
 
 
 def _held(layout: RunLayout, story: RunStory) -> Optional[Held]:
@@ -120,10 +144,27 @@ def _training_lines(story: RunStory) -> Iterator[str]:
     if story.loss is not None:
         speed = f", {story.tokens_per_s:.0f} tokens/s" if story.tokens_per_s else ""
         yield f"loss {story.loss:.4f}{speed}"
+    pace = next((one.pace for one in reversed(story.attempts) if one.pace), None)
+    if pace is not None:
+        yield pace_line(pace)
     for attempt in story.attempts:
         yield from attempt_lines(attempt)
     tokens = f" ({story.tokens_lost:,} tokens)" if story.tokens_lost else ""
     yield f"{_attempts(story)}, {story.steps_lost} steps{tokens} trained twice"
+
+
+def pace_line(pace: dict[str, Any]) -> str:
+    """How the interval between saves was last chosen (`checkpoint.interval: auto`)."""
+    limits = {"lag": ", no sooner than the last save is durable", "least": ", the least there is",
+              "most": ", the most there is"}  # fmt: skip
+    seen = (
+        f"{pace['failures']} failures in {pace['gpu_hours']:.4g} GPU-hours of {pace['runs']} runs"
+    )
+    return (
+        f"saves every {_span(pace['interval_s'])}{limits.get(pace['limit'], '')}: a save costs "
+        f"{pace['stall_s']:.2g} s and is durable after {pace['lag_s']:.2g} s, a failure is due "
+        f"every {_span(pace['mtbf_s'])} on {pace['gpus']} GPUs ({seen})"
+    )
 
 
 def _program_lines(story: RunStory) -> Iterator[str]:

@@ -90,6 +90,7 @@ class Checkpointer:
             attempt=self._attempt,
             node=self._groups.node,
         )
+        began_at = time.monotonic()
         restored = restorer.restore(adopted, self._on_event)
         if restored is None:
             return None
@@ -102,6 +103,7 @@ class Checkpointer:
                 "saved_by_attempt": restored.manifest.attempt,
                 "saved_world_size": restored.manifest.world_size,
                 "generators_continue": restored.generators_continue,
+                "seconds": round(time.monotonic() - began_at, 3),
             },
         )
         self._reach("restored", restored.step)

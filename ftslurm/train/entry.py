@@ -40,6 +40,7 @@ from ftslurm.run.record import RunRecord
 from ftslurm.run.secret import open_record, without_secrets
 from ftslurm.run.spec_check import check
 from ftslurm.run.stack_dump import write_stacks_on_signal
+from ftslurm.run.value import write_value
 
 if TYPE_CHECKING:
     from ftslurm.train.session import Session
@@ -95,7 +96,9 @@ def main() -> None:
         check(record.spec)
         prepare_libraries(record)
         session = open_session(env, record, pulse)
-        load_entry(record.spec.entry)(session)
+        value = load_entry(record.spec.entry)(session)
+        if env.rank == 0:
+            keep_value(env, value)
         session.finish()
     except SystemExit as error:
         if session is None or not session.has_ended:
@@ -153,11 +156,20 @@ def open_session(env: RankEnvironment, record: RunRecord, pulse: Pulse) -> Sessi
     return Session(env, record, groups, stop_flag, pulse=pulse)
 
 
-def load_entry(dotted: str) -> Callable[[Any], None]:
+def keep_value(env: RankEnvironment, value: Any) -> None:
+    """What the loop returned. It may return whatever it likes; only a sweep that needs its value
+    then misses it."""
+    try:
+        write_value(env.layout, value)
+    except SpecError as error:
+        log.warning("%s", error)
+
+
+def load_entry(dotted: str) -> Callable[[Any], Any]:
     """The function behind `package.module:function`."""
     module_name, _, name = dotted.partition(":")
     try:
-        function: Callable[[Any], None] = getattr(importlib.import_module(module_name), name)
+        function: Callable[[Any], Any] = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"entry `{dotted}` cannot be loaded ({error}); name a function of a module in the "

@@ -17,8 +17,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftslurm.replay.trace import TraceRow, TraceWriter
-from ftslurm.run.attempts import Progress, append_event, write_progress
+from ftslurm.run.attempts import PACED, Progress, append_event, write_progress
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.rank import RankEnvironment
+from ftslurm.run.record import RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Recorder:
         attempt: int,
         steps: int,
         log_interval_steps: int,
+        interval_s: float | None = None,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,13 +47,24 @@ class Recorder:
         self._log_interval_steps = log_interval_steps
         self._now = now
         self._clock = clock
-        self._progress = Progress(step=0, steps=steps)
+        self._progress = Progress(step=0, steps=steps, interval_s=interval_s)
         self._step_began = self._written = clock()
         self._tokens_written = 0
         self._has_trained = False
         self._failed_writes: Counter[str] = Counter()
         self._unwritten: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=MAX_KEPT_EVENTS)
         self._journal = threading.Lock()
+
+    @classmethod
+    def of(cls, env: RankEnvironment, record: RunRecord) -> Recorder:
+        spec = record.spec
+        return cls(
+            env.layout,
+            attempt=env.attempt,
+            steps=spec.steps,
+            log_interval_steps=spec.log_interval_steps,
+            interval_s=spec.checkpoint.interval_s or None,
+        )
 
     def enter(self, phase: str, **changes: object) -> None:
         """A new phase of the attempt; written at once."""
@@ -104,6 +118,8 @@ class Recorder:
         log.log(logging.WARNING if is_bad else logging.INFO, "%s %s", kind, dict(facts))
         with self._journal:
             self._unwritten.append((self._now(), kind, dict(facts)))
+        if kind == PACED:
+            self._progress = dataclasses.replace(self._progress, interval_s=facts["interval_s"])
         self._try("journal", self._write_events)
 
     def close(self) -> None:

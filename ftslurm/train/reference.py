@@ -16,6 +16,8 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
 from ftslurm.errors import SpecError
+from ftslurm.replay.trace import read_trace
+from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import OptimSpec
 from ftslurm.train.cursor import plan_batch
 from ftslurm.train.gpt import GPT
@@ -56,11 +58,13 @@ class Update:
     """Before clipping."""
 
 
-def train(session: Session) -> None:
-    """`spec.entry`'s default."""
+def train(session: Session) -> float | None:
+    """`spec.entry`'s default. Its value is the evaluation where the run ends with one, else the
+    loss of the last step."""
     parts = assemble(session)
     session.restore(warm_up=lambda: _warm_up(session, parts))
     spec = session.spec
+    value: float | None = None
     if spec.recovery.elastic_lr == SCALE:
         use_rate_of_this_size(parts.scheduler)
     for step in session.steps():
@@ -72,7 +76,19 @@ def train(session: Session) -> None:
         if spec.eval_interval_steps and (step + 1) % spec.eval_interval_steps == 0:
             with session.evaluating():
                 values["eval_loss"] = evaluate(session, parts)
+        value = values.get("eval_loss", update.loss)
         session.end_step(loss=update.loss, tokens=update.tokens, values=values)
+    return _value_again(session, parts) if value is None else value
+
+
+def _value_again(session: Session, parts: Parts) -> float | None:
+    """For an attempt that has restored the last step and has none left to train. Collective."""
+    every = session.spec.eval_interval_steps
+    if every and session.step and session.step % every == 0:
+        with session.evaluating():
+            return evaluate(session, parts)
+    last = read_trace(RunLayout(session.run_dir)).get(session.step)
+    return None if last is None else last.loss
 
 
 def assemble(session: Session) -> Parts:

@@ -39,6 +39,7 @@ from ftslurm.train.feed import open_feed
 from ftslurm.train.loader import GlobalBatches, MicroBatch
 from ftslurm.train.numeric import LossWatch
 from ftslurm.train.orders import Orders
+from ftslurm.train.pacer import open_pacer
 from ftslurm.train.progress import Recorder
 from ftslurm.train.same_code import check_same_code
 from ftslurm.train.save_facts import SaveFacts
@@ -92,10 +93,11 @@ class Session:
         self._pulse = pulse or Pulse.unseen()
         watch_collectives(self._pulse, left_out=groups.checkpoint)
         self._losses = LossWatch(self.spec.recovery)
+        self._pacer = open_pacer(env, record, self._event)
         self._speaker = Speaker(
             flag,
             is_first=self.rank == 0,
-            interval_s=self.spec.checkpoint.interval_s,
+            interval_s=self._pacer.interval_s,
             stop_at=env.stop_at,
             clock=clock,
         )
@@ -110,7 +112,7 @@ class Session:
         self._checkpointer: Checkpointer | None = None
         self._boundary_at = clock()
         self._saved_step: int | None = None
-        self._recorder = _open_recorder(env, record) if self.rank == 0 else None
+        self._recorder = Recorder.of(env, record) if self.rank == 0 else None
         files = control_files(env.layout, record)
         self._orders = Orders(files, self._event) if self.rank == 0 else None
         self._enter(STARTING)
@@ -243,6 +245,7 @@ class Session:
             )
         self._losses.check(self.step, loss)
         boundary_before, self._boundary_at = self._boundary_at, self._clock()
+        self._pacer.step(self._boundary_at - boundary_before)
         agreed = self._agreement.at_boundary(self._word())
         self._pulse.step_ended(self.step)
         checkpointer.poll()
@@ -253,7 +256,7 @@ class Session:
             self._stop(agreed, asked_at=boundary_before - agreed.waited_ms / 1000)
         if save_is_due(
             self.step,
-            interval_steps=self.spec.checkpoint.interval_steps,
+            interval_steps=self._pacer.interval_steps,
             asked=agreed.saves,
             saved_step=self._saved_step,
         ):
@@ -262,6 +265,7 @@ class Session:
             if has_begun:
                 self._saved_step = self.step
                 self._speaker.saved()
+                self._pacer.saved()
 
     def finish(self) -> None:
         """The loop has returned: save, settle the outcome, write DONE. Collective."""
@@ -386,14 +390,6 @@ class Session:
 
     def _checkpoint_event(self, kind: str, facts: Mapping[str, Any]) -> None:
         self._event(kind, facts)
+        self._pacer.heard(kind, facts)
         if self._orders is not None:
             self._orders.heard(kind, facts)
-
-
-def _open_recorder(env: RankEnvironment, record: RunRecord) -> Recorder:
-    return Recorder(
-        env.layout,
-        attempt=env.attempt,
-        steps=record.spec.steps,
-        log_interval_steps=record.spec.log_interval_steps,
-    )

@@ -67,6 +67,7 @@ def decode(values: Sequence[int]) -> Word:
 class Speaker:
     """What this rank has to say at a boundary: its flag; on rank 0 also what the clocks say.
 
+    `interval_s`: from one periodic save to the next as it is by now, 0 for none.
     `stop_at`: UTC seconds at which the time limit is near, though no signal may come: the warn
     signal goes to the job step that runs then, and between two attempts there is none.
     """
@@ -76,13 +77,13 @@ class Speaker:
         flag: StopFlag,
         *,
         is_first: bool,
-        interval_s: float,
+        interval_s: Callable[[], float],
         stop_at: Optional[float],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._flag = flag
-        self._interval_s = interval_s if is_first else 0.0
+        self._interval_s = interval_s if is_first else lambda: 0.0
         self._stop_at = stop_at if is_first else None
         self._clock = clock
         self._now = now
@@ -94,7 +95,8 @@ class Speaker:
 
     def word(self) -> Word:
         number, waited_s = self._asked()
-        overdue = self._interval_s > 0 and self._clock() - self._saved_at >= self._interval_s
+        interval_s = self._interval_s()
+        overdue = interval_s > 0 and self._clock() - self._saved_at >= interval_s
         return Word(number, save_due=overdue, waited_ms=round(1000 * waited_s))
 
     def _asked(self) -> tuple[int, float]:

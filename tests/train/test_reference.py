@@ -150,7 +150,7 @@ def test_an_overflow_on_one_rank_backs_all_off_and_the_scale_survives_a_stop(
     assert scales == [2.0**16] * 2 + [2.0**15] * (STEPS - 2)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.full), "fsdp"])
 def test_a_run_goes_on_with_fewer_ranks_and_with_all_again(
     tmp_path: Path, store: Path, strategy: str
 ) -> None:

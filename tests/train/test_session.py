@@ -35,11 +35,19 @@ def rank_errors(layout: RunLayout, attempt: int) -> dict[int, dict[str, object]]
     return {record["rank"]: record for record in records}
 
 
-def test_a_loop_of_your_own_runs_from_a_fresh_interpreter_to_done(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def own_loop(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, launch.Ended]:
+    """Saves whenever it may."""
     spec = make_spec("loops:own_with_exit_handler")
     spec.checkpoint.interval_s = 1e-6
-    layout = launch.prepare(tmp_path / "run", spec)
-    ended = launch.run_attempt(layout, world_size=2, module="ftslurm.train.entry")
+    layout = launch.prepare(tmp_path_factory.mktemp("own") / "run", spec)
+    return layout, launch.run_attempt(layout, world_size=2, module="ftslurm.train.entry")
+
+
+def test_a_loop_of_your_own_runs_from_a_fresh_interpreter_to_done(
+    own_loop: tuple[RunLayout, launch.Ended],
+) -> None:
+    layout, ended = own_loop
     assert ended.codes == [0, 0], ended.logs()
     assert all("an exit handler ran" in ended.log(rank) for rank in (0, 1))
     done = json.loads(layout.done.read_text())
@@ -50,6 +58,28 @@ def test_a_loop_of_your_own_runs_from_a_fresh_interpreter_to_done(tmp_path: Path
     progress = read_progress(layout.attempt(1))
     assert progress is not None
     assert (progress.phase, progress.step, progress.committed_step) == ("finished", 8, 8)
+
+
+def test_a_run_that_chooses_its_interval_saves_otherwise_and_trains_the_same(
+    tmp_path: Path, own_loop: tuple[RunLayout, launch.Ended]
+) -> None:
+    """Rank 1 is slow in each save; it is rank 0 that sees it, and decides."""
+    spec = make_spec("loops:own_with_exit_handler", interval_steps=2)
+    spec.checkpoint.interval, spec.checkpoint.interval_s = "auto", 1.0
+    layout = launch.prepare(tmp_path / "run", spec)
+    plan = {"FTSLURM_FAULTS": "slow@step:seconds=0.25;slow@staged:rank=1:seconds=0.6"}
+    ended = launch.run_attempt(layout, world_size=2, environ=plan)
+    assert ended.codes == [0, 0], ended.logs()
+    events = read_events(layout.attempt(1))
+    committed = [event["step"] for event in events if event["kind"] == "committed"]
+    assert 2 <= len(committed) <= 3 and committed[-1] == 8, "by the clock alone, then no more"
+    (paced,) = [event for event in events if event["kind"] == "paced"]
+    assert paced["before_s"] == 1.0 and 0.4 < paced["stall_s"] < 3.0
+    assert (paced["interval_s"], paced["limit"], paced["gpus"]) == (3600.0, "most", 2)
+    progress = read_progress(layout.attempt(1))
+    assert progress is not None and progress.interval_s == paced["interval_s"]
+    digests = [read_json(run.done)["parameter_digest"] for run in (layout, own_loop[0])]
+    assert digests[0] == digests[1]
 
 
 def test_a_rank_killed_in_a_step_ends_the_others_and_the_next_attempt_ends_the_run(

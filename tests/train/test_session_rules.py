@@ -92,7 +92,9 @@ def test_a_rank_says_how_long_ago_its_signal_came() -> None:
 
     flag = StopFlag()
     clock = [50.0]
-    speaker = Speaker(flag, is_first=False, interval_s=1, stop_at=0.0, clock=lambda: clock[0])
+    speaker = Speaker(
+        flag, is_first=False, interval_s=lambda: 1, stop_at=0.0, clock=lambda: clock[0]
+    )
     assert speaker.word() == Word()
     flag.signalled_at, flag.signal_number = 50.0, signal.SIGUSR1
     clock[0] = 57.25
@@ -105,7 +107,9 @@ def test_rank_0_stops_by_the_clock_when_no_warning_came() -> None:
 
     now = [999.5]
     first, other = (
-        Speaker(StopFlag(), is_first=is_first, interval_s=0, stop_at=1000.0, now=lambda: now[0])
+        Speaker(
+            StopFlag(), is_first=is_first, interval_s=lambda: 0, stop_at=1000.0, now=lambda: now[0]
+        )
         for is_first in (True, False)
     )
     assert first.word() == Word()
@@ -120,7 +124,7 @@ def test_the_clock_of_rank_0_counts_from_the_last_save() -> None:
 
     clock = [0.0]
     speaker = Speaker(
-        StopFlag(), is_first=True, interval_s=10, stop_at=None, clock=lambda: clock[0]
+        StopFlag(), is_first=True, interval_s=lambda: 10, stop_at=None, clock=lambda: clock[0]
     )
     clock[0] = 9.0
     assert not speaker.word().save_due

@@ -94,7 +94,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
 def test_forked_ranks_train_the_same_bits_as_cold_ones(
     tmp_path: Path, data: Path, strategy: str
 ) -> None:
