@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [*(ROOT / "ftslurm/doctor").glob("*.py"), *(ROOT / "ftslurm/plan").glob("*.py"),
            ROOT / "ftslurm/report/advice.py"]  # fmt: skip
 
-LINES = ("slurm.", "folder.", "host.")
+LINES = ("slurm.", "folder.", "host.", "runs.", "across.")
 """Beginnings of the names of doctor's lines, which look like keys."""
 FILES = (".py", ".sh", ".json", ".tmp", "memory.max", "memory.current", "_in_bytes")
 OF_SBATCH = {"--requeue", "--mem", "--exclude", "--time"}

@@ -6,6 +6,7 @@ import os
 import resource
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,10 +14,12 @@ from ftslurm.cli import main
 from ftslurm.doctor.folder_checks import check_folder
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN
+from ftslurm.doctor.mounts import Mount, check_mount, mount_of
+from ftslurm.doctor.room import Need, check_room
 
 
 def test_a_good_folder_passes_every_trial_and_is_left_as_it_was(tmp_path):
-    lines = check_folder(tmp_path, state_bytes=1e6, kept=3, size_bytes=8 << 20)
+    lines = check_folder(tmp_path, need=Need(1e6, 3), size_bytes=8 << 20)
     states = {one.name: one.state for one in lines}
     assert set(states.values()) <= {OK, WARN}  # a slow disk may be told
     for name in ("exclusive_create", "rename", "append", "modes", "room"):
@@ -25,14 +28,14 @@ def test_a_good_folder_passes_every_trial_and_is_left_as_it_was(tmp_path):
 
 
 def test_a_folder_that_cannot_hold_the_checkpoints_fails(tmp_path):
-    lines = check_folder(tmp_path, state_bytes=1e18, kept=3, size_bytes=0)
+    lines = check_folder(tmp_path, need=Need(1e18, 3), size_bytes=0)
     room = next(one for one in lines if one.name == "folder.room")
     assert room.state == FAIL
     assert "checkpoint.keep_last" in room.todo
 
 
 def test_a_folder_that_nobody_can_write_to_fails_with_a_sentence(tmp_path):
-    (line,) = check_folder(tmp_path / "none", state_bytes=None, kept=3, size_bytes=0)
+    (line,) = check_folder(tmp_path / "none", need=None, size_bytes=0)
     assert (line.state, line.name) == (FAIL, "folder.writable")
 
 
@@ -43,10 +46,73 @@ def test_a_file_system_that_lets_all_win_a_claim_is_found(tmp_path, monkeypatch)
         return really(path, flags & ~os.O_EXCL, *rest, **more)
 
     monkeypatch.setattr(os, "open", lenient)
-    lines = check_folder(tmp_path, state_bytes=None, kept=3, size_bytes=0)
+    lines = check_folder(tmp_path, need=None, size_bytes=0)
     line = next(one for one in lines if one.name == "folder.exclusive_create")
     assert line.state == FAIL
     assert "8 did" in line.seen
+
+
+def fake_disk(*, free_bytes=1 << 40, inodes=0, free_inodes=0):
+    return SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_blocks=1 << 30,
+                           f_files=inodes, f_favail=free_inodes)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("disk", "need", "state", "word"),
+    [
+        ({}, None, OK, "--state-gb"),
+        ({}, Need(1e9, 3), OK, "needed for 3 checkpoints"),
+        ({"free_bytes": 5 * 10**9}, Need(1e9, 3), FAIL, "5.000 GB free"),
+        ({"inodes": 10**6, "free_inodes": 50_000}, None, WARN, "50000 inodes left"),
+        ({"inodes": 10**6, "free_inodes": 50_000}, Need(1e9, 3, 2000), OK, "for 8000 files"),
+        ({"inodes": 10**6, "free_inodes": 9_000}, Need(1e9, 3, 2000), FAIL, "9000 inodes"),
+        ({"inodes": 0, "free_inodes": 0}, Need(1e9, 3, 2000), OK, "free"),
+    ],
+)
+def test_room_is_held_against_what_is_kept_in_bytes_and_in_files(disk, need, state, word):
+    line = check_room(Path("/"), need, look=lambda _: fake_disk(**disk))
+    assert (line.state, word in line.seen) == (state, True), line
+
+
+def mounted(kind, *options, source="server:/home"):
+    return Mount("/home", kind, source, frozenset(options))
+
+
+@pytest.mark.parametrize(
+    ("mount", "state", "word"),
+    [
+        (mounted("lustre", "rw", "flock"), OK, "lustre"),
+        (mounted("nfs4", "rw", "hard", "acdirmin=30"), OK, "nfs4"),
+        (mounted("nfs", "rw", "hard", "acdirmax=60"), OK, "nfs"),
+        (mounted("ext4", "rw"), OK, "a disk of this machine"),
+        (mounted("nfs4", "rw", "soft", "timeo=600"), WARN, "soft"),
+        (mounted("nfs4", "rw", "softerr"), WARN, "softerr"),
+        (mounted("nfs4", "rw", "hard", "acdirmax=600"), WARN, "acdirmax=600"),
+        (mounted("nfs", "rw", "hard", "actimeo=3600"), WARN, "actimeo=3600"),
+        (mounted("tmpfs", "rw"), WARN, "goes with its host"),
+        (mounted("overlay", "rw"), WARN, "goes with its host"),
+        (mounted("lustre", "ro"), FAIL, "read-only"),
+        (mounted("fuse.s3fs", "rw"), FAIL, "object store"),
+        (None, SKIPPED, "does not tell"),
+    ],
+)
+def test_each_mount_option_that_stands_against_a_run_is_named(mount, state, word):
+    line = check_mount(mount)
+    assert (line.state, word in line.seen) == (state, True), line
+    assert bool(line.todo) is (state in (WARN, FAIL))
+
+
+def test_the_mount_of_a_folder_is_the_longest_and_of_two_the_later(tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/a rw\n"
+        "2 1 8:2 / /sh\\040ared rw,nosuid shared:1 - nfs4 s:/x rw,hard,acdirmax=90\n"
+        "3 1 8:3 / /sh\\040ared rw - lustre s:/y rw\n"
+        "torn\n"
+    )
+    assert mount_of(Path("/sh ared/runs"), table).kind == "lustre"
+    assert mount_of(Path("/other"), table).source == "/dev/a"
+    assert mount_of(Path("/other"), tmp_path / "none") is None
 
 
 def refuse_folders(fd, really=os.fsync):
@@ -57,8 +123,8 @@ def refuse_folders(fd, really=os.fsync):
 
 def test_one_trial_that_is_refused_leaves_the_others_standing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", refuse_folders)
-    lines = check_folder(tmp_path, state_bytes=1e6, kept=3, size_bytes=0)
-    assert len(lines) == 7
+    lines = check_folder(tmp_path, need=Need(1e6, 3), size_bytes=0)
+    assert len(lines) == 8
     assert [one.name for one in lines if one.state == FAIL] == ["folder.fsync"]
     assert "Invalid argument" in next(one.seen for one in lines if one.state == FAIL)
 
@@ -68,10 +134,7 @@ def test_a_quota_that_is_met_while_measuring_is_told_as_one(tmp_path, monkeypatc
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(os, "urandom", full)
-    found = {
-        one.name: one
-        for one in check_folder(tmp_path, state_bytes=None, kept=3, size_bytes=1 << 22)
-    }
+    found = {one.name: one for one in check_folder(tmp_path, need=None, size_bytes=1 << 22)}
     assert found["folder.speed"].state == FAIL
     assert "quota" in found["folder.speed"].todo
     assert found["folder.rename"].state == OK
@@ -85,9 +148,18 @@ def host(environ=None, *, staged_bytes=None, is_node=True, root=Path("/")):
 
 
 def test_a_host_without_room_for_what_a_save_stages_fails():
-    found = host(staged_bytes=1e15)
-    assert found["host.shared_memory"].state == found["host.memory"].state == FAIL
+    assert host(staged_bytes=1e15)["host.memory"].state == FAIL
     assert host(staged_bytes=1.0)["host.memory"].state == OK
+
+
+def test_shared_memory_is_judged_for_nccl_and_not_for_saves_which_are_staged_elsewhere(
+    tmp_path, monkeypatch
+):
+    shm = fake_disk(free_bytes=64 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda path: shm)
+    assert host(staged_bytes=1e15)["host.shared_memory"].state == WARN
+    shm = fake_disk(free_bytes=8 << 30)
+    assert host(staged_bytes=1e15)["host.shared_memory"].state == OK
 
 
 def test_the_memory_of_a_login_node_is_not_judged():
@@ -146,9 +218,12 @@ def test_an_interface_that_is_not_there_is_named(tmp_path, variable, value, stat
     assert host({variable: value}, root=tmp_path)["host.interface"].state == state
 
 
-def test_little_locked_memory_is_named(monkeypatch):
+def test_little_locked_memory_is_named_where_there_is_rdma(monkeypatch, tmp_path):
+    (tmp_path / "dev/shm").mkdir(parents=True)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
-    assert host()["host.locked_memory"].state == WARN
+    assert host(root=tmp_path)["host.locked_memory"].state == OK
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert host(root=tmp_path)["host.locked_memory"].state == WARN
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     assert host()["host.locked_memory"].state == OK
 
@@ -190,4 +265,4 @@ def test_without_slurm_the_verb_ends_with_3_and_says_what_was_not_looked_at(
     assert main(["doctor", "--write-gb", "0", "--state-gb", "1e-6"]) == 3
     text = capsys.readouterr().out
     assert "Slurm was not asked" in text
-    assert "4 not looked at" in text
+    assert "5 not looked at" in text

@@ -1,8 +1,8 @@
 """`ftslurm doctor`: is this cluster, and this machine, set up so that runs survive?
 
 Tries rather than asks, where that does no harm, and changes nothing but a folder of its own that it
-takes away again. Exit 0: nothing stands against a run; 1: something does; 3: nothing that could be
-looked at does, and Slurm could not be asked.
+takes away again; it submits a job only for --across. Exit 0: nothing stands against a run; 1:
+something does; 3: nothing that could be looked at does, and Slurm could not be asked.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Callable, Optional
 
+from ftslurm.doctor.across import check_across
+from ftslurm.doctor.checklist_command import show_checklist
 from ftslurm.doctor.cluster import Cluster
 from ftslurm.doctor.folder_checks import check_folder
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line, fail, skipped
+from ftslurm.doctor.room import Need, need_of_run
+from ftslurm.doctor.run_facts import check_emergency_saves, newest_runs
 from ftslurm.doctor.slurm_checks import check_partition, check_slurm
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, SchedulerError, UsageError
 from ftslurm.plan.quantities import count, from_zero, positive
@@ -32,6 +37,8 @@ examples:
   ftslurm doctor                                  Slurm's default partition, ./runs, this machine
   ftslurm doctor --partition gpu --runs /scratch/$USER/runs --state-gb 980 --nodes 16
   srun ftslurm doctor --here                      what ranks will find on a node
+  ftslurm doctor --across 2 --partition gpu       a job of 2 nodes: what they see of each other
+  ftslurm doctor --checklist                      what is known of runs here, and since when
   ftslurm doctor --json | jq '.lines[] | select(.state != "ok")'
 
 exit code: 0 nothing stands against a run, 1 something does (a line with FAIL), 2 wrong use,
@@ -43,22 +50,12 @@ NO_SLURM = "slurm"
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = _parser().parse_args(argv)
-    state_bytes = options.state_gb * 1e9 if options.state_gb else None
-    lines = [] if options.here else slurm_lines(options.partition, options.qos)
     runs = _nearest(Path(options.runs))
-    lines += check_folder(
-        runs,
-        state_bytes=state_bytes,
-        kept=options.keep,
-        size_bytes=int(options.write_gb * 1e9),
-    )
-    staged_bytes = state_bytes / options.nodes if state_bytes else None
-    lines += check_host(
-        os.environ,
-        staged_bytes=staged_bytes,
-        stop_signal=options.signal,
-        is_node=options.here,
-    )
+    if options.checklist is not None:
+        return show_checklist(
+            options.checklist, runs, lambda: _slurm_or_none(options), as_json=options.json
+        )
+    lines = _looked_at(options, runs)
     if options.json:
         record = {"schema_version": 1, "runs": str(runs), "lines": [asdict(one) for one in lines]}
         print(json.dumps(record, indent=1))  # noqa: T201
@@ -67,6 +64,45 @@ def main(argv: Optional[list[str]] = None) -> int:
     if any(one.state == FAIL for one in lines):
         return EXIT_FAILED
     return EXIT_NO_SLURM if any(one.name == NO_SLURM for one in lines) else EXIT_OK
+
+
+def _looked_at(options: argparse.Namespace, runs: Path) -> list[Line]:
+    state_bytes = options.state_gb * 1e9 if options.state_gb else None
+    need = Need(state_bytes, options.keep) if state_bytes else None
+    staged_bytes = state_bytes / options.nodes if state_bytes else None
+    size_bytes = int(options.write_gb * 1e9)
+    lines = [] if options.here else slurm_lines(options.partition, options.qos)
+    past = list(newest_runs(Path(options.runs)))
+    saved = (need_of_run(one, kept=options.keep) for one in past)
+    need = need or next((one for one in saved if one is not None), None)
+    lines += check_folder(runs, need=need, size_bytes=size_bytes)
+    lines.append(check_emergency_saves(past))
+    if options.across:
+        return lines + check_across(
+            runs,
+            nodes=options.across,
+            partition=options.partition.partition(",")[0],
+            qos=options.qos,
+            staged_bytes=staged_bytes,
+            stop_signal=options.signal,
+            size_bytes=size_bytes,
+            say=_to_stderr,
+        )
+    return lines + check_host(
+        os.environ,
+        staged_bytes=staged_bytes,
+        stop_signal=options.signal,
+        is_node=options.here,
+    )
+
+
+def _slurm_or_none(options: argparse.Namespace) -> Optional[list[Line]]:
+    lines = slurm_lines(options.partition, options.qos)
+    return None if lines[0].name == NO_SLURM else lines
+
+
+def _to_stderr(text: str) -> None:
+    print(f"doctor: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def slurm_lines(
@@ -137,7 +173,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--partition", default="", metavar="P[,P]", help="where runs go (the default partition)")
     add("--qos", default="", metavar="QOS", help="of the runs, where preemption goes by it")
     add("--runs", default="runs", metavar="FOLDER", help="where runs lie (runs)")
-    add("--here", action="store_true", help="this machine as a node, and the folder; not Slurm")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--here", action="store_true", help="this machine as a node, and the folder; not Slurm"
+    )
+    where.add_argument(
+        "--across", type=count, metavar="N", help="a job of N nodes tries the folder from each"
+    )
+    where.add_argument(
+        "--checklist", nargs="?", const="", metavar="RUN",
+        help="17 questions before production, answered from what runs (or RUN) left on record",
+    )  # fmt: skip
     add(
         "--state-gb", type=positive, metavar="GB", help="size of a checkpoint (`ftslurm plan` says)"
     )

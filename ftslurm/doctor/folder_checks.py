@@ -1,7 +1,7 @@
 """Does this folder keep what a commit relies on? Tried, not asked: with files of its own in it.
 
 Makes a folder of its own below the one that is tested, and takes it away again, whatever happens.
-Nothing else in there is touched. What two nodes see of each other is not tested here.
+Nothing else in there is touched. What two nodes see of each other is across.py's.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Optional
 
 from ftslurm.doctor.line import Line, fail, ok, skipped, warn
+from ftslurm.doctor.mounts import check_mount, mount_of
+from ftslurm.doctor.room import Need, check_room
 
 SLOW_FSYNC_S = 0.5
-MARGIN = 1.3
-"""Room for what is being written, retries and fragments."""
 BLOCK_BYTES = 4 << 20
 CLAIMANTS, CLAIMS = 8, 10
 
@@ -37,19 +37,17 @@ def own_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def check_folder(
-    folder: Path, *, state_bytes: Optional[float], kept: int, size_bytes: int
-) -> list[Line]:
-    """`state_bytes`: of a checkpoint, None where nobody has said; `size_bytes`: written to measure
-    the speed."""
+def check_folder(folder: Path, *, need: Optional[Need], size_bytes: int) -> list[Line]:
+    """`need`: of the checkpoints, None where nobody has said; `size_bytes`: written to measure the
+    speed."""
     try:
         with own_folder(folder) as own:
             trials: list[tuple[str, Callable[[], Line]]] = [
                 (name, partial(trial, name, own)) for name, trial in _TRIALS.items()
             ]
-            trials.append(("folder.room", partial(_room, "folder.room", folder, state_bytes, kept)))
+            trials.append(("folder.room", partial(check_room, folder, need)))
             trials.append(("folder.speed", partial(_speed, "folder.speed", own, size_bytes)))
-            return [_tried(name, trial) for name, trial in trials]
+            return [check_mount(mount_of(own)), *(_tried(name, trial) for name, trial in trials)]
     except OSError as error:
         todo = "name a folder that you can write to, with --runs"
         return [fail("folder.writable", f"`{folder}`: {error.strerror or error}", todo)]
@@ -171,36 +169,26 @@ def _private(name: str, own: Path) -> Line:
     return ok(name, "modes and owners hold")
 
 
-def _room(name: str, folder: Path, state_bytes: Optional[float], kept: int) -> Line:
-    """One more than is kept is there while it is written."""
-    found = os.statvfs(folder)
-    free, inodes = found.f_bavail * found.f_frsize, found.f_favail
-    told = f"{free / 1e9:,.0f} GB free, whatever a quota leaves of it"
-    if found.f_files and inodes < 100_000:
-        return warn(name, f"{told}, {inodes} inodes left", "make room for files, or ask for quota")
-    if state_bytes is None:
-        return ok(name, f"{told}; with --state-gb it is held against what is kept")
-    needed = MARGIN * state_bytes * (kept + 1)
-    told = f"{told}, {needed / 1e9:,.0f} GB needed for {kept} checkpoints and one being written"
-    if free < needed:
-        return fail(name, told, "make room, ask for quota, or keep fewer (checkpoint.keep_last)")
-    return ok(name, told)
-
-
 def _speed(name: str, own: Path, size_bytes: int) -> Line:
     if not size_bytes:
         return skipped(name, "not measured; --write-gb says how much to write")
-    block = os.urandom(BLOCK_BYTES)
-    began = time.perf_counter()
-    with (own / "speed").open("wb", buffering=0) as stream:
-        for _ in range(max(1, size_bytes // BLOCK_BYTES)):
-            stream.write(block)
-        os.fsync(stream.fileno())
-    rate = size_bytes / (time.perf_counter() - began)
+    rate = write_rate(own / "speed", size_bytes)
     told = f"one writer, with fsync: {rate / 1e9:.2f} GB/s"
     if rate < 0.1e9:
         return warn(name, told, "a save of a large model will take its time; see `ftslurm plan`")
     return ok(name, told)
+
+
+def write_rate(path: Path, size_bytes: int) -> float:
+    """Bytes a second, fsync included, of a new file; not zeros, which a disk may compress."""
+    block = os.urandom(BLOCK_BYTES)
+    blocks = max(1, size_bytes // BLOCK_BYTES)
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as stream:
+        for _ in range(blocks):
+            stream.write(block)
+        os.fsync(stream.fileno())
+    return blocks * BLOCK_BYTES / (time.perf_counter() - began)
 
 
 _ANOTHER = "choose another file system for runs (--runs, runs_dir): commits are not safe here"

@@ -30,14 +30,19 @@ def check_host(
     return [
         *(_memory_of_node(root, staged_bytes) if is_node else _memory_elsewhere()),
         _signal_clash(environ, stop_signal),
-        _locked_memory(),
+        _locked_memory(root),
         _open_files(),
         _interface(environ, root),
     ]
 
 
+LEAST_SHARED_BYTES = 1 << 30
+"""NCCL lays buffers of some tens of MiB a pair of ranks there, DataLoader workers their batches; a
+container has 64 MiB unless it is given more."""
+
+
 def _memory_of_node(root: Path, staged_bytes: Optional[float]) -> list[Line]:
-    return [_shared_memory(root, staged_bytes), _memory(root, staged_bytes)]
+    return [_shared_memory(root), _memory(root, staged_bytes)]
 
 
 def _memory_elsewhere() -> list[Line]:
@@ -45,15 +50,20 @@ def _memory_elsewhere() -> list[Line]:
     return [skipped("host.shared_memory", told), skipped("host.memory", told)]
 
 
-def _shared_memory(root: Path, staged_bytes: Optional[float]) -> Line:
+def _shared_memory(root: Path) -> Line:
+    """Saves are staged in the ranks' own memory, not here."""
     name = "host.shared_memory"
     try:
         found = os.statvfs(root / "dev/shm")
     except OSError as error:
-        return fail(
-            name, f"/dev/shm: {error.strerror}", "mount a tmpfs on /dev/shm: saves are staged there"
-        )
-    return _holds(name, "/dev/shm", found.f_bavail * found.f_frsize, staged_bytes)
+        todo = "mount a tmpfs on /dev/shm: NCCL and the ranks' beats for their agents lie there"
+        return fail(name, f"/dev/shm: {error.strerror}", todo)
+    free = found.f_bavail * found.f_frsize
+    told = f"{free / 1e9:,.2f} GB of /dev/shm free, of {found.f_blocks * found.f_frsize / 1e9:,.2f}"
+    if free < LEAST_SHARED_BYTES:
+        todo = "NCCL's buffers and DataLoader workers may not fit: have a larger tmpfs there"
+        return warn(name, told, todo)
+    return ok(name, told)
 
 
 def _memory(root: Path, staged_bytes: Optional[float]) -> Line:
@@ -102,12 +112,14 @@ def _signal_clash(environ: Mapping[str, str], stop_signal: str) -> Line:
     return ok(name, f"nobody else takes {stop_signal}")
 
 
-def _locked_memory() -> Line:
+def _locked_memory(root: Path) -> Line:
     name = "host.locked_memory"
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return ok(name, "unlimited")
     told = f"{soft / 1e6:,.0f} MB"
+    if not any((root / "sys/class/infiniband").glob("*")):
+        return ok(name, f"{told}, and no RDMA device that needs more is seen here")
     if soft < 64 << 20:
         return warn(
             name,

@@ -12,6 +12,7 @@ from typing import Union
 
 from ftslurm.doctor.cluster import Cluster
 from ftslurm.doctor.line import Line, ok, skipped, warn
+from ftslurm.scheduler.settings import mode_of_qos
 
 LEAST_GRACE_S = 60
 """A save of a gigabyte a rank takes a quarter of 30 s; below, it is a matter of luck."""
@@ -88,13 +89,8 @@ def _of_qos(cluster: Cluster) -> Union[Preemption, str]:
         name = next(iter(cluster.qos))
     if name not in cluster.qos:
         return f"preempt/qos: a job's QOS decides; --qos names one of {', '.join(cluster.qos)}"
-    own = cluster.qos[name]
-    of_cluster = cluster.get("PreemptMode")
-    is_own = own.preempt_mode.lower() not in ("", "cluster")
-    among_themselves = "WITHIN" in _words(own.preempt_mode) | _words(of_cluster)
-    makes_room = among_themselves or any(name in it.preempts for it in cluster.qos.values())
-    how = _how(own.preempt_mode if is_own else of_cluster) if makes_room else OFF
-    return Preemption(how, own.grace_s, f"QOS {name}")
+    mode = mode_of_qos(cluster.qos, name, cluster.get("PreemptMode"))
+    return Preemption(_how(mode), cluster.qos[name].grace_s, f"QOS {name}")
 
 
 def _how(mode: str) -> str:

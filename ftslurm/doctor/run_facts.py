@@ -1,0 +1,128 @@
+"""What earlier runs have left on record of their saves: how large, how long, in time or not.
+
+Reads only, the newest runs first and no more of them than it is told to. What is torn, somebody
+else's or half removed is passed over: it cannot tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from ftslurm.doctor.line import Line, ok, skipped, warn
+from ftslurm.errors import FormatError, RunError
+from ftslurm.run.attempts import numbers, read_events
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.record import RunRecord, read_record
+
+NUM_RUNS = 20
+"""The newest of them."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """An earlier run."""
+
+    layout: RunLayout
+    record: RunRecord
+
+    @property
+    def name(self) -> str:
+        return self.layout.root.name
+
+
+@dataclass
+class Saves:
+    """`bytes`, `seconds`: of each committed save, oldest first."""
+
+    bytes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    emergency_s: list[float] = field(default_factory=list)
+    """From the signal, as the ranks took note of it, to the commit."""
+    missed: int = 0
+    """Signals that were followed by no commit, but by a save that was given up."""
+
+
+def newest_runs(
+    runs_dir: Path, most: int = NUM_RUNS, *, with_tasks: bool = False
+) -> Iterator[Past]:
+    """Newest first; `with_tasks`: those of sweeps too, of which there may be thousands."""
+    try:
+        paths = list(runs_dir.glob("*/run.json"))
+        if with_tasks:
+            for sweep in runs_dir.glob("*/sweep.json"):
+                paths += sweep.parent.glob("*/run.json")
+        found = [(path.stat().st_mtime, path) for path in paths]
+    except OSError:
+        return
+    for _, path in sorted(found, reverse=True)[:most]:
+        layout = RunLayout(path.parent)
+        try:
+            yield Past(layout, read_record(layout))
+        except (FormatError, RunError, OSError):
+            continue
+
+
+def saves_of(layout: RunLayout, *, newest_attempts: int = 100) -> Saves:
+    found = Saves()
+    for number in numbers(layout)[-newest_attempts:]:
+        signalled_at: Optional[float] = None
+        for event in read_events(layout.attempt(number)):
+            kind, at = event["kind"], float(event["at"])
+            if kind == "signal":
+                signalled_at = at
+            elif kind == "committed" and "seconds" in event:
+                found.bytes.append(int(event.get("bytes", 0)))
+                found.seconds.append(float(event["seconds"]))
+                if signalled_at is not None:
+                    found.emergency_s.append(max(at - signalled_at, float(event["seconds"])))
+                    signalled_at = None
+            elif kind == "save_abandoned" and signalled_at is not None:
+                found.missed += 1
+                signalled_at = None
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """By nearest rank: of fewer than a hundred values the 99th percentile is the largest."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def check_emergency_saves(runs: Sequence[Past]) -> Line:
+    """p99 of what runs took to save when they were asked to leave, against what each had for it."""
+    name = "runs.emergency_save"
+    taken: list[float] = []
+    late: list[str] = []
+    least_s: Optional[float] = None
+    for past in runs:
+        saves, deadline_s = saves_of(past.layout), past.record.emergency_deadline_s
+        taken += saves.emergency_s
+        has_missed = saves.missed > 0 or (
+            deadline_s is not None and any(one > deadline_s for one in saves.emergency_s)
+        )
+        late += [past.name] if has_missed else []
+        if (saves.emergency_s or saves.missed) and deadline_s is not None:
+            least_s = deadline_s if least_s is None else min(least_s, deadline_s)
+    if late:
+        return warn(
+            name,
+            f"{len(late)} of {len(runs)} runs could not save in time when asked to leave,"
+            f" last {late[0]}",
+            "the steps since the save before are lost each time; ask for a longer GraceTime or"
+            " cluster.signal_lead_s, use more nodes, or save more often (checkpoint.interval_steps,"
+            " checkpoint.interval_s)",
+        )
+    if not taken:
+        told = "no run here was asked to leave yet, so nobody knows what a save takes then;"
+        return skipped(name, f"{told} `ftslurm submit --wait --drill` tries it")
+    told = (
+        f"p99 of {len(taken)} saves of runs that were asked to leave: {percentile(taken, 0.99):.1f}"
+        f" s{'' if len(taken) >= 100 else ' (the slowest: there are fewer than 100)'}"
+    )
+    if least_s is None:
+        return ok(name, told)
+    return ok(name, f"{told}, and there were {least_s:.0f} s or more for it")

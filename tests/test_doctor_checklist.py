@@ -1,0 +1,193 @@
+"""What runs have left on record answers the checklist; what they have not is said to be unknown."""
+
+import json
+import time
+
+import pytest
+from checkpoints import damage
+from doctor_runs import BEGAN, OldRun, practised
+
+from ftslurm.cli import main
+from ftslurm.doctor.checklist import answers
+from ftslurm.doctor.checklist_command import read_asked, render
+from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
+from ftslurm.doctor.mounts import Mount
+from ftslurm.doctor.run_facts import check_emergency_saves, newest_runs, percentile
+from ftslurm.run.spec import RecoverySpec, RunSpec
+
+PROGRAMS = ("slurm.prolog", "slurm.epilog", "slurm.health_check")
+
+
+def told(runs, slurm=None, *, mount=None, run=""):
+    asked = read_asked(run, runs, slurm, now=lambda: BEGAN + 9000.0)
+    if mount is not None:
+        asked = type(asked)(asked.runs, mount, asked.free_bytes, asked.slurm)
+    found = answers(asked)
+    assert [one.number for one in found] == list(range(1, 18))
+    assert "\n".join(render(found, asked)).count("->") == sum(bool(one.todo) for one in found)
+    return {one.number: one for one in found}
+
+
+def test_where_nothing_has_run_nothing_is_claimed_and_each_answer_says_what_would_tell(tmp_path):
+    found = told(tmp_path)
+    assert {one.state for number, one in found.items() if number != 6} == {SKIPPED}
+    assert found[6].state in (SKIPPED, FAIL)  # by the disk of this machine
+    assert all(one.todo for one in found.values())
+    assert all(one.at is None for one in found.values())
+
+
+def test_a_run_to_which_everything_has_happened_answers_with_what_and_when(tmp_path):
+    practised(tmp_path)
+    good = [Line(name, OK, "ours") for name in PROGRAMS]
+    good.append(Line("slurm.preempt_mode", OK, "preempted jobs are requeued"))
+    found = told(tmp_path, good, mount=Mount("/home", "lustre", "mds:/home", frozenset()))
+    states = {number: one.state for number, one in found.items()}
+    in_part = {number: one.state for number, one in found.items() if one.state == WARN}
+    # The parts that no record can tell: copies elsewhere, gates, alerts, quality.
+    assert set(in_part) == {3, 6, 9, 10, 17}, found
+    assert {number for number, state in states.items() if state == SKIPPED} == {8, 15}
+    assert found[2].at == BEGAN + 170 and "ended with network_transient" in found[2].seen
+    assert "manifest of 2 ranks and COMMITTED agree" in found[4].seen
+    assert (found[5].at, "another digest" in found[5].seen) == (BEGAN + 131, True)
+    assert "saved in 4.0 s in the middle" in found[7].seen and "loaded in 1.5 s" in found[7].seen
+    assert "on 2 ranks, as many as had saved; 3 such" in found[9].seen
+    assert "saved by 2 ranks, restored at step 20 on 1" in found[10].seen
+    assert "kept off n2" in found[12].seen and "ValueError in the loop" in found[12].seen
+    assert found[13].at == BEGAN + 30, "as old as what was practised first"
+    assert "4 failures in 1 runs: MTTD 5.0 s" in found[14].seen
+    assert "3 of 3 failed attempts" in found[14].seen
+    assert "time in the queue before the first attempt 30.0 s" in found[14].seen
+    assert "of 35 steps that were trained again" in found[17].seen
+
+
+def test_a_bad_newest_step_fails_and_is_told(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.save(1, 20, 56)
+    (run.layout.steps / "step-000000000020" / "shard-00001-000.bin").unlink()
+    assert told(tmp_path)[4].state == FAIL
+
+
+def test_damage_that_only_reading_every_byte_finds_is_not_claimed_to_be_absent(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.save(1, 20, 56)
+    damage(run.layout.steps / "step-000000000020")
+    assert "not every byte (`ftslurm verify RUN` does that)" in told(tmp_path)[4].seen
+
+
+@pytest.mark.parametrize(
+    ("more", "state", "word"),
+    [
+        ({"loss": 0.25}, FAIL, "0 had the same loss"),
+        ({"tokens": 101}, FAIL, "0 the same samples and tokens"),
+        ({}, WARN, "5 had the same loss to the last bit and 5 the same"),
+    ],
+)
+def test_steps_trained_twice_are_compared_to_the_last_bit(tmp_path, more, state, word):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.save(1, 20, 56)
+    run.decide(1, 60, "unknown")
+    run.attempt(100, steps=range(21, 31), restored=20, **more)
+    assert (told(tmp_path)[17].state, word in told(tmp_path)[17].seen) == (state, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("tmpfs", FAIL), ("ext4", SKIPPED), ("nfs4", WARN), ("lustre", WARN)],
+)
+def test_where_checkpoints_lie_is_told_and_a_second_copy_is_not_made_up(tmp_path, kind, state):
+    OldRun(tmp_path)
+    mount = Mount("/home", kind, "x", frozenset())
+    assert told(tmp_path, mount=mount)[6].state == state
+
+
+def test_a_drill_by_signal_is_no_preemption_and_is_told_beside(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.save(1, 20, 56)
+    run.decide(1, 60, "asked_to_leave", action="requeued")
+    run.attempt(100, steps=range(21, 31), restored=20)
+    seen = told(tmp_path)[13].seen
+    assert "preemption: never on record, but run old was asked by signal to leave" in seen
+
+
+def test_a_failure_after_which_nothing_trained_is_no_practice(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.decide(1, 60, "node")
+    found = told(tmp_path)
+    assert (found[2].state, found[13].state) == (SKIPPED, SKIPPED)
+    assert "lost node: never on record" in found[13].seen
+
+
+def test_metrics_count_when_their_file_is_there(tmp_path):
+    runs, metrics = tmp_path / "runs", tmp_path / "metrics"
+    spec = RunSpec(recovery=RecoverySpec(metrics_dir=str(metrics)))
+    OldRun(runs, spec=spec)
+    assert told(runs)[15].state == SKIPPED
+    metrics.mkdir()
+    (metrics / "old.prom").write_text("x 1\n")
+    assert told(runs)[15].state == WARN
+    assert abs(told(runs)[15].at - time.time()) < 60
+
+
+def test_what_slurm_says_of_the_nodes_programs_is_part_of_the_answer(tmp_path):
+    practised(tmp_path)
+    bad = [Line(name, WARN, "none", "have the site install it") for name in PROGRAMS]
+    found = told(tmp_path, bad)
+    assert found[12].state == WARN
+    assert "0 run ours" in found[12].seen and "have the site install it" in found[12].todo
+    gang = [Line("slurm.preempt_mode", WARN, "a preempted job is suspended", "ask for REQUEUE")]
+    assert told(tmp_path, gang)[11].state == WARN
+
+
+def test_tasks_of_sweeps_are_among_the_runs_and_torn_ones_are_left_out(tmp_path):
+    sweep = tmp_path / "sweep"
+    practised(sweep)
+    (sweep / "sweep.json").write_text("{}")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"run_id":')
+    asked = read_asked("", tmp_path, None)
+    assert [run.name for run in asked.runs] == ["old"]
+
+
+def test_the_verb_answers_for_people_and_for_programs(tmp_path, monkeypatch, capsys):
+    run = practised(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["doctor", "--checklist", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["answers"]) == 17 and record["runs"] == ["old"]
+    eighth = record["answers"][7]
+    assert (eighth["number"], eighth["state"], eighth["date"]) == (8, "unknown", "")
+    assert record["answers"][3]["date"].startswith("20")
+    assert main(["doctor", "--checklist", str(run.layout.root)]) == 0
+    text = capsys.readouterr().out
+    assert "17  after a restore" in text and "not known, by the newest 1 run" in text
+    assert main(["doctor", "--checklist", str(tmp_path / "none")]) == 1
+    assert "name a run directory" in capsys.readouterr().err
+
+
+def saves(tmp_path, *seconds, deadline_s=60.0, missed=0):
+    run = OldRun(tmp_path, deadline_s=deadline_s)
+    run.attempt(0, steps=range(1, 3))
+    for number, took_s in enumerate(seconds):
+        at = 1000.0 * (number + 1)
+        run.event(1, "signal", at, signal="USR1", step=5)
+        run.event(1, "committed", at + took_s, step=5, seconds=took_s, bytes=10)
+    for number in range(missed):
+        run.event(1, "signal", 90_000.0 + number, signal="USR1", step=5)
+        run.event(1, "save_abandoned", 90_050.0 + number, step=5, reason="no time")
+    return check_emergency_saves(list(newest_runs(tmp_path)))
+
+
+def test_the_slowest_emergency_saves_are_held_against_what_there_was_for_them(tmp_path):
+    line = saves(tmp_path / "a", 3.0, 5.0, 9.0)
+    assert (line.state, "p99 of 3 saves" in line.seen) == (OK, True)
+    assert "9.0 s (the slowest" in line.seen and "60 s or more" in line.seen
+    assert saves(tmp_path / "b", 3.0, 61.0).state == WARN
+    assert saves(tmp_path / "c", 3.0, missed=1).state == WARN
+    assert saves(tmp_path / "d").state == SKIPPED
+    assert percentile(list(range(1, 201)), 0.99) == 198
