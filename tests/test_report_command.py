@@ -10,7 +10,7 @@ import pytest
 from test_job_table import NAMES, row
 
 from ftslurm.cli import main
-from ftslurm.report.logical import fold
+from ftslurm.report.fold import fold
 from ftslurm.scheduler.sacct import parse_shown_job, sacct_time
 
 SHOWN = (

@@ -5,8 +5,8 @@ import pytest
 from ftslurm.diagnosis import causes
 from ftslurm.report.advice import BY_CAUSE, findings
 from ftslurm.report.fleet import Fleet, Goodput
+from ftslurm.report.fold import fold
 from ftslurm.report.jobs import FAILURES, FREE, AttemptReport, JobReport, report_of, within
-from ftslurm.report.logical import fold
 from ftslurm.report.records import lost_gpu_hours
 from ftslurm.report.text import fleet_lines, job_lines
 from ftslurm.scheduler.hostlist import expand

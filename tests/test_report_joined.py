@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from ftslurm.files import write_json
 from ftslurm.recovery import policy
 from ftslurm.recovery.allocation import CAUSE_NO_PLACE
 from ftslurm.report.attempt_end import ASK_SLURM, MEANS
+from ftslurm.report.fold import fold
 from ftslurm.report.joined import join
-from ftslurm.report.logical import fold
 from ftslurm.report.records import lost_gpu_hours
 from ftslurm.report.step_times import read_step_times
 from ftslurm.run.attempt_story import AttemptStory
@@ -62,7 +63,10 @@ def event(layout, number, kind, at, **facts):
 
 @pytest.fixture
 def layout(tmp_path):
-    return RunLayout(tmp_path / "r")
+    layout = RunLayout(tmp_path / "r")
+    layout.root.mkdir()
+    write_json(layout.run_json, {"schema_version": 1, "spec": {"cluster": {"gpus_per_node": 4}}})
+    return layout
 
 
 def joined(layout, told, *runs):
@@ -143,7 +147,7 @@ def test_without_rows_of_accounting_the_records_tell_and_the_gap_is_named(layout
     trace(layout, 1, 1, [1.0] * 50)
     told = story(attempt(1, claimed_at=1000.0, cause="oom_host", timeline=Timeline(gone=1060.0)))
     report, good = joined(layout, told)
-    assert (report.attempts[0].elapsed_s, report.attempts[0].gpus) == (60.0, 0)
+    assert (report.attempts[0].elapsed_s, report.attempts[0].gpus) == (60.0, 8)
     assert "accounting has no row" in report.notes[0]
     assert good.allocated_s == 120.0
 
@@ -319,3 +323,32 @@ def test_a_run_that_was_ended_by_an_order_has_not_failed(layout):
     ended = attempt(1, claimed_at=1001.0, ended="stopped", cause="ordered", action="ended")
     report, _ = joined(layout, story(ended, state="stopped"), slurm("COMPLETED", 1000.0, 1900.0))
     assert (report.state, report.failures) == ("cancelled", [])
+
+
+def test_a_run_whose_job_somebody_cancelled_has_not_failed_either(layout):
+    ended = attempt(1, claimed_at=1001.0, ended="stopped", cause="cancelled_user", action="stop")
+    row = slurm("CANCELLED", 1000.0, 1900.0)
+    report, _ = joined(layout, story(ended, state="stopped"), row)
+    assert (report.state, report.failures) == ("cancelled", [])
+
+
+@pytest.mark.parametrize(
+    ("asked_by", "row", "cause"),
+    [
+        ("preempted", "REQUEUED", "preempted"),
+        ("time_limit", "REQUEUED", "time_limit"),
+        ("signal", "REQUEUED", None),
+        (None, "REQUEUED", None),
+        ("preempted", "NODE_FAIL", "node"),
+    ],
+)
+def test_why_it_was_asked_to_leave_is_told_where_its_own_requeue_has_hidden_it(
+    layout, asked_by, row, cause
+):
+    told = story(attempt(1, claimed_at=1001.0, ended="stopped", cause="asked_to_leave"))
+    layout.attempt(1).root.mkdir(parents=True)
+    layout.attempt(1).decision_json.write_text(
+        json.dumps({"schema_version": 1, "asked_by": asked_by})
+    )
+    report, _ = joined(layout, told, slurm(row, 1000.0, 1900.0))
+    assert report.attempts[0].cause == cause

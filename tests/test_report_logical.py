@@ -3,7 +3,8 @@
 import pytest
 
 from ftslurm.diagnosis import causes
-from ftslurm.report.logical import ending, fold
+from ftslurm.report.fold import fold
+from ftslurm.report.logical import ending
 from ftslurm.scheduler.job_table import JobRun, StepRow
 
 
@@ -32,6 +33,34 @@ def test_requeues_preemptions_and_lost_nodes_of_one_job_are_its_attempts():
     )  # fmt: skip
     assert [one.state for one in job.attempts] == ["PREEMPTED", "NODE_FAIL", "REQUEUED", "RUNNING"]
     assert job.state == "running"
+
+
+def test_a_job_is_held_while_it_may_come_back_and_no_longer():
+    def many():
+        yield run("7", "NODE_FAIL", submit_at=0.0, end_at=5e4)
+        for number in range(100, 1100):
+            yield run(str(number), submit_at=100.0 * number, end_at=100.0 * number + 50)
+            given.append(number)
+
+    given = []
+    found = fold(many())
+    assert next(found).job_id == "100"
+    assert len(given) < 40  # those of an hour
+    rest = [job.job_id for job in found]
+    assert rest.count("7") == 1
+    assert rest.index("7") == pytest.approx(5e4 / 100 - 100, abs=2)  # those that ended before
+
+
+def test_a_job_that_shrank_is_one_run_with_other_jobs_between_its_rows():
+    (job, other) = jobs(
+        run("7", "RESIZING", num_nodes=3, elapsed_s=100.0, nodes="n[1-3]"),
+        run("8", submit_at=150.0),
+        run("7", submit_at=200.0, start_at=200.0, end_at=300.0, num_nodes=2, elapsed_s=100.0),
+    )
+    assert (job.job_id, len(job.attempts), other.job_id) == ("7", 1, "8")
+    (whole,) = job.attempts
+    assert (whole.start_at, whole.submit_at, whole.elapsed_s) == (100.0, 90.0, 200.0)
+    assert whole.more_node_s == 100.0
 
 
 def test_an_old_job_of_the_same_number_is_another_job():

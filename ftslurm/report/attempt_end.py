@@ -11,7 +11,7 @@ from typing import Optional
 from ftslurm.diagnosis import causes
 from ftslurm.recovery import policy
 from ftslurm.recovery.allocation import CAUSE_NO_PLACE
-from ftslurm.report.jobs import FAILURES
+from ftslurm.report.jobs import FAILURES, FREE
 from ftslurm.report.logical import Ending
 from ftslurm.run.attempt_story import AttemptStory
 
@@ -34,10 +34,10 @@ _BY_EXIT = frozenset({causes.CODE, causes.UNKNOWN})
 
 
 def ending_of(
-    story: AttemptStory, row: Optional[Ending], *, limit_passed: Optional[bool] = None
+    story: AttemptStory, row: Optional[Ending], *, asked_by: Optional[str] = None
 ) -> Ending:
     """`row`: by Slurm's row, of the attempt that was the last in it; None: there is none.
-    `limit_passed`: the job's time was up when it was decided on."""
+    `asked_by`: why it was asked to leave, as Slurm said before the run's own requeue hid it."""
     word, node = story.cause, (story.blamed or {}).get("node")
     if word not in ASK_SLURM:
         # A word of a later version than this one is nothing that can be counted on.
@@ -45,11 +45,11 @@ def ending_of(
         if node is None and row is not None and row.cause == cause:
             node = row.node
         return Ending(cause, story.reason or causes.MEANING.get(cause or "", ""), node)
-    return _by_slurm(story, row, node, limit_passed)
+    return _by_slurm(story, row, node, asked_by)
 
 
 def _by_slurm(
-    story: AttemptStory, row: Optional[Ending], node: Optional[str], limit_passed: Optional[bool]
+    story: AttemptStory, row: Optional[Ending], node: Optional[str], asked_by: Optional[str]
 ) -> Ending:
     word, ended = story.cause, story.ended
     if ended == "finished":
@@ -58,8 +58,8 @@ def _by_slurm(
     has_failed = ended == "failed" or word in (policy.CAUSE_FAILED, causes.UNKNOWN)
     if word is None and ended in ("killed", "running"):
         has_failed = by_exit or (row is None and ended == "killed")
-    if word == policy.CAUSE_ASKED and limit_passed and (row is None or row.cause is None):
-        return Ending(causes.TIME_LIMIT, story.reason)
+    if word == policy.CAUSE_ASKED and asked_by in FREE and (row is None or row.cause is None):
+        return Ending(asked_by, story.reason)
     if row is not None and not by_exit and (row.cause in FAILURES or not has_failed):
         return Ending(row.cause, story.reason or row.sentence, node or row.node)
     if has_failed:

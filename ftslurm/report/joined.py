@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from ftslurm.diagnosis import causes
+from ftslurm.files import read_json
 from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.policy import ENDED
 from ftslurm.report.attempt_end import ending_of
@@ -24,8 +26,11 @@ from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.attempts import read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory
+from ftslurm.run.sweep_record import format_numbers
 from ftslurm.scheduler.job_table import JobRun
 from ftslurm.scheduler.protocol import CLOCKS_S
+
+_CANCELLED = (causes.CANCELLED_USER, causes.CANCELLED_ADMIN)
 
 
 @dataclass
@@ -74,7 +79,9 @@ def join(
         for one, share, its in zip(story.attempts, shares, times)
     ]  # fmt: skip
     attempts += _without_attempt(jobs, shares)
-    report = within(_report(layout, story, jobs, attempts, times), *window)
+    report = _report(layout, story, jobs, attempts, times)
+    report.notes += _without_row(story, shares)
+    report = within(report, *window)
     report.attempts.sort(key=lambda one: one.start_at or now)
     numbers = {one.number for one in report.attempts}
     told = [one for one in zip(story.attempts, shares, times) if one[0].number in numbers]
@@ -97,22 +104,38 @@ def _report(
 ) -> JobReport:
     base = report_of(jobs[-1]) if jobs else None
     all_s = [seconds for its in times for seconds in its.seconds]
-    report = JobReport(
+    return JobReport(
         job_id=base.job_id if base else (story.attempts[-1].job_id if story.attempts else ""),
         name=base.name if base else story.run_id,
         user=base.user if base else "",
         account=base.account if base else "",
         partition=base.partition if base else "",
-        state=_state(story, base),
+        state=_state(story, base, attempts),
         attempts=attempts,
         run_dir=str(layout.root),
         committed_step=story.committed_step,
         last_step=story.last_step,
         step_s=sorted(all_s)[len(all_s) // 2] if all_s else None,
     )
-    if not jobs:
-        report.notes.append("accounting has no row of it: times are by the run's own records")
-    return report
+
+
+def _without_row(story: RunStory, shares: Sequence[_Share]) -> list[str]:
+    """What has to be said where accounting is away, or has forgotten."""
+    missing = [one.number for one, share in zip(story.attempts, shares) if share.run is None]
+    if not missing:
+        return []
+    which = "it" if len(missing) == len(shares) else f"attempt {format_numbers(missing)}"
+    return [
+        f"accounting has no row of {which}: times are by the run's own records, GPUs by what it"
+        " asks for, and what nobody saw is unknown"
+    ]
+
+
+def _asked_gpus(layout: RunLayout) -> int:
+    """Of each node."""
+    asked = read_json(layout.run_json)["spec"].get("cluster") or {}
+    tasks = int(asked.get("tasks_per_node") or 1)
+    return int(asked.get("gpus_per_node") or int(asked.get("gpus_per_task") or 0) * tasks)
 
 
 def _without_attempt(jobs: Sequence[LogicalJob], shares: Sequence[_Share]) -> list[AttemptReport]:
@@ -147,13 +170,15 @@ def _with_last_loss(story: RunStory) -> list[AttemptStory]:
     return [*others, replace(last, steps_lost=lost)]
 
 
-def _state(story: RunStory, base: Optional[JobReport]) -> str:
+def _state(story: RunStory, base: Optional[JobReport], attempts: Sequence[AttemptReport]) -> str:
     """A run that is done is done, whatever its last job came to."""
     words = {"done": "completed", "stopped": "failed", "cancelled": "cancelled",
              "running": "running", "quiet": "running", "waiting": "waiting", "paused": "waiting",
              "never started": "waiting"}  # fmt: skip
-    if story.state == "stopped" and story.attempts and story.attempts[-1].action == ENDED:
-        return "cancelled"  # by an operator's order
+    if story.state == "stopped" and story.attempts:
+        cause = next((one.cause for one in reversed(attempts) if one.number), None)
+        if story.attempts[-1].action == ENDED or cause in _CANCELLED:
+            return "cancelled"  # by an operator's order, or with scancel
     if story.state in ("done", "stopped", "cancelled") or base is None:
         return words.get(story.state, "unknown")
     return base.state
@@ -163,8 +188,9 @@ def _attempt(
     layout: RunLayout, whole: RunStory, story: AttemptStory, share: _Share, times: StepTimes
 ) -> AttemptReport:
     run = share.run
-    passed = read_decision(layout.attempt(story.number)).get("limit_passed")
-    end = ending_of(story, share.row_end, limit_passed=passed)
+    decision = read_decision(layout.attempt(story.number))
+    asked_by = "time_limit" if decision.get("limit_passed") else decision.get("asked_by")
+    end = ending_of(story, share.row_end, asked_by=asked_by)
     lost_s = times.last_s(min(story.steps_lost, len(times.seconds)))
     return AttemptReport(
         state=story.ended,
@@ -175,7 +201,7 @@ def _attempt(
         wait_s=queued_s(run) if run is not None and share.is_first else None,
         elapsed_s=share.elapsed_s,
         num_nodes=(run.num_nodes if run else 0) or len(story.nodes),
-        gpus=run.gpus if run else 0,
+        gpus=run.gpus if run else _asked_gpus(layout) * len(story.nodes),
         nodes=",".join(story.nodes),
         node=end.node,
         number=story.number,

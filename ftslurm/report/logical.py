@@ -1,13 +1,11 @@
-"""Rows of accounting folded into logical jobs: one job, however often Slurm has run it.
+"""A logical job: one job, however often Slurm has run it, and why each of its runs ended.
 
-Pure, and bounded: of a table of any length one logical job is held at a time. An attempt here is
-one run of the job by Slurm; of a run of ours, several attempts may lie in one of them.
+Pure. An attempt here is one run of the job by Slurm; of a run of ours, several attempts may lie in
+one of them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -29,10 +27,6 @@ FAILED_STATES = frozenset(
 """Words of job_state_string() of 22.05 to 26.05. A word that is none of them is unknown, and no
 failure."""
 
-RECYCLED_S = 7 * 86_400.0
-"""So long after its end no job comes back under its own number; another one may."""
-
-_RANGE = re.compile(r"_\[([^\]]*)\]$")
 AGENTS_STEP = "agents"
 """Job step of the node agents (scheduler/launch)."""
 _OOM = 125
@@ -79,70 +73,6 @@ class Ending:
     node: Optional[str] = None
 
 
-def fold(runs: Iterable[JobRun]) -> Iterator[LogicalJob]:
-    """The rows of one job stand together in sacct's table, oldest first (seen)."""
-    job: Optional[LogicalJob] = None
-    part, index = "0", 0
-    for run in runs:
-        base, _, offset = run.job_id.partition("+")
-        if job is not None and base == job.job_id and offset not in ("", "0"):
-            # A further part of a het job: the same attempts once more, on other nodes.
-            if offset != part:
-                part, index = offset, 0
-                job.parts += 1
-            if index < len(job.attempts):
-                _add_resources(job.attempts[index], run)
-            index += 1
-            continue
-        if job is not None and base == job.job_id and _goes_on(job.newest, run):
-            job.attempts.append(run)
-            continue
-        if job is not None:
-            yield job
-        job, part, index = LogicalJob(base, [run], tasks=_tasks(base)), "0", 0
-    if job is not None:
-        yield job
-
-
-def _goes_on(before: JobRun, run: JobRun) -> bool:
-    """Whether this is the next run of the same job and not another job under its old number."""
-    if run.restarts is not None and before.restarts is not None:
-        may_say_less = before.state in REQUEUED_STATES  # rows of before an upgrade to 24.11 say 0
-        if run.restarts != before.restarts or not may_say_less:
-            return run.restarts > before.restarts
-    if (run.user, run.name, run.cluster) != (before.user, before.name, before.cluster):
-        return False
-    ended_at = before.end_at or before.start_at or before.submit_at
-    begun_at = run.submit_at or run.start_at
-    return ended_at is None or begun_at is None or begun_at - ended_at < RECYCLED_S
-
-
-def _add_resources(leader: JobRun, part: JobRun) -> None:
-    leader.gpus += part.gpus
-    leader.more_node_s += part.more_node_s
-    leader.more_gpu_s += part.more_gpu_s
-    leader.num_nodes += part.num_nodes
-    leader.nodes = ",".join(filter(None, (leader.nodes, part.nodes)))
-    leader.steps += part.steps
-    leader.failed_node = leader.failed_node or part.failed_node
-
-
-def _tasks(job_id: str) -> int:
-    """`70_[3-9,12%2]`: 8."""
-    found = _RANGE.search(job_id)
-    if found is None:
-        return 1
-    count = 0
-    for piece in found[1].partition("%")[0].split(","):
-        span, _, stride = piece.partition(":")
-        first, _, last = span.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            continue  # `...`: sacct has cut a long list
-        step = int(stride) if stride.isdigit() and int(stride) else 1
-        count += 1 + max(0, int(last or first) - int(first)) // step
-    return max(1, count)
-
-
 def ending(run: JobRun) -> Ending:
     """By the state of the run; where that is fine, by how its steps died."""
     word = run.state
@@ -152,7 +82,7 @@ def ending(run: JobRun) -> Ending:
         return Ending(causes.CODE, f"exit code {run.code}, and queued again")
     told = _BY_STATE.get(word)
     if told is not None:
-        return Ending(told[0], told[1], run.failed_node)
+        return Ending(told[0], told[1], failed_node(run) if told[0] == causes.NODE else None)
     if word == "CANCELLED":
         if run.cancelled_by is None or run.uid is None:
             return Ending(causes.CANCELLED_USER, "cancelled, Slurm does not say by whom")
@@ -172,6 +102,11 @@ def ending(run: JobRun) -> Ending:
             causes.UNKNOWN if _says_nothing(run, dead) else causes.CODE, _failed(run, dead)
         )
     return Ending(causes.UNKNOWN, f"ended in a state that is not known here: {word}")
+
+
+def failed_node(run: JobRun) -> Optional[str]:
+    """Below 23.02 no field names it: then it is known of a run on one node."""
+    return run.failed_node or (run.nodes or None if run.num_nodes == 1 else None)
 
 
 _BY_STATE: dict[str, tuple[Optional[str], str]] = {

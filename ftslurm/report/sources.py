@@ -17,9 +17,10 @@ from typing import Callable, Optional
 
 from ftslurm.errors import FtslurmError, SchedulerError, UsageError
 from ftslurm.report.fleet import Fleet
+from ftslurm.report.fold import fold
 from ftslurm.report.jobs import JobReport, report_of, within
 from ftslurm.report.joined import join
-from ftslurm.report.logical import LogicalJob, fold
+from ftslurm.report.logical import LogicalJob
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.attempts import read_progress
 from ftslurm.run.jobs import read_jobs
@@ -166,7 +167,7 @@ class Reading:
         ids = sorted({*self._wanted.jobs, *(job_id for known in runs.values() for job_id in known)})
         missing = set(self._wanted.jobs)
         held: dict[Path, list[LogicalJob]] = {folder: [] for folder in runs}
-        for job in fold(self._rows_of(ids)):
+        for job in self._jobs_of(ids):
             missing -= {job.job_id, job.newest.raw_id, re.split(r"[_+]", job.job_id)[0]}
             folder = _owner(job, owner)
             if folder in held:
@@ -207,9 +208,10 @@ class Reading:
             for one in attempts
         )
 
-    def _rows_of(self, ids: Sequence[str]) -> Iterator[JobRun]:
+    def _jobs_of(self, ids: Sequence[str]) -> Iterator[LogicalJob]:
+        # Folded call by call: each begins with the oldest row again, and has all rows of a job.
         for place in range(0, len(ids), _IDS_AT_ONCE):
-            yield from self._rows(Query(jobs=tuple(ids[place : place + _IDS_AT_ONCE])))
+            yield from fold(self._rows(Query(jobs=tuple(ids[place : place + _IDS_AT_ONCE]))))
 
     def _rows(self, query: Query) -> Iterator[JobRun]:
         try:
