@@ -35,6 +35,13 @@ def should_stop() -> bool:
 
     Ranks learn of it at different moments, and an operator's order comes to rank 0 alone. With
     several ranks, agree before you act: all-reduce the answer by its maximum, at the same step.
+
+    The call is also a sign of life: it costs some microseconds, and a job whose ranks have all
+    called it and then stay silent is taken for hung, and started again. May be silent that long:
+    `recovery.hang_factor` times the usual time between two calls plus `recovery.hang_floor_s`, and
+    in any case `recovery.phase_limit_s.evaluating` (an hour), since an evaluation or a save looks
+    the same. Call it in long evaluations as well, and lower that limit, to be found sooner. Whoever
+    never calls it, on all ranks, is never judged.
     """
     from ftslurm.program import inside
 

@@ -4,7 +4,8 @@ All ranks train in step, so a hang is that nobody has given a sign of life (a st
 collective) for longer than this run's own steps explain. Whoever is in a phase that has no steps
 has that phase's limit, and as long as it keeps within that, nobody hangs; whoever is blocked in the
 kernel has a save's, and is told of before. What is not known is not blamed: a rank that has never
-beaten is no finding, and without a culprit there is none named.
+beaten is no finding, and without a culprit there is none named. A program that only counts its
+steps cannot say what it is at: its silence may be an evaluation, and has the limit of one.
 """
 
 from __future__ import annotations
@@ -192,6 +193,9 @@ def _outside(views: Sequence[RankView]) -> _Named:
 
 
 def _nobody(views: Sequence[RankView]) -> str:
+    if all(view.counted for view in views):
+        calls = ", ".join(sorted({str(view.step) for view in views}, key=int)[:4])
+        return f"{_ranks(views)} called ftslurm.should_stop() {calls} times and then no more"
     if all(view.in_collective for view in views):
         return (
             f"all ranks wait in the same collective ({views[0].collective}): the network, or a "
@@ -244,9 +248,15 @@ def _limit_s(
     phase = view.phase
     if phase == LEAVING:
         return 0.0  # waits for the others, within limits of its own
+    step_limit_s = limits.factor * memory.usual_step_s + limits.floor_s - EARLY_S
+    if phase == TRAINING and view.counted:
+        if not memory.usual_step_s:
+            return None  # it may call once an epoch, or once before its loop
+        rest_limit_s = limits.phase_limit_s.get(EVALUATING)
+        return max(step_limit_s, rest_limit_s) if rest_limit_s else None
     if phase == TRAINING and memory.usual_step_s:
         if not unmarked:
-            return limits.factor * memory.usual_step_s + limits.floor_s - EARLY_S
+            return step_limit_s
         phase = EVALUATING
     elif phase == TRAINING:
         phase = COMPILING  # three steps have to tell what is usual
@@ -298,6 +308,11 @@ def _sentence(silent_s: float, memory: HangMemory, reasons: Sequence[str]) -> st
 def _advice(views: Sequence[RankView], culprits: Sequence[int]) -> str:
     """For a loop that is at work on something that it has not named."""
     at_work = [view for view in views if view.rank in culprits or not culprits]
+    if all(view.counted for view in at_work):
+        return (
+            "; if it was busy, have it call ftslurm.should_stop() meanwhile or raise "
+            "recovery.phase_limit_s.evaluating"
+        )
     if not all(view.phase == TRAINING and view.proc_state == "R" for view in at_work):
         return ""
     return "; if that is an evaluation, put it into `with session.evaluating():`"

@@ -27,6 +27,8 @@ from ftslurm.run.layout import AttemptLayout, RunLayout
 
 ASKED = "asked"
 """Kind of the event in which rank 0 notes that it was asked to leave."""
+ENDS = ("hang", "node_lost")
+"""Kinds of findings (agent/report.py) for which the agents end the ranks."""
 
 
 def settle(
@@ -42,7 +44,7 @@ def settle(
         write_json(layout.done, {"schema_version": 1, "attempt": attempt, "finished_at": now()})
         return _on_record(paths, Outcome(FINISHED, 0, 0, written_at=now()))
     asked = _asked(paths)
-    if not _has_stopped(rc, asked, _first_error_at(paths)):
+    if not _has_stopped(rc, asked, _first_trouble_at(paths)):
         return None
     signal_name, order = (asked.get("signal"), asked.get("order")) if asked else (None, None)
     # Equal steps: whether it has saved is the program's to know.
@@ -56,10 +58,11 @@ def _on_record(paths: AttemptLayout, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _has_stopped(rc: int, asked: Optional[dict[str, Any]], first_error_at: Optional[float]) -> bool:
-    """The ranks left on request. After a failure the launcher TERMs the others, which reads like a
-    request; then an error is older than it, or a rank that was killed shows in the code."""
-    if first_error_at is not None and (asked is None or float(asked["at"]) > first_error_at):
+def _has_stopped(rc: int, asked: Optional[dict[str, Any]], trouble_at: Optional[float]) -> bool:
+    """The ranks left on request. After a failure the launcher TERMs the others, and the agents all
+    that hang, which reads like a request; then an error or their finding is older than it, or a
+    rank that was killed shows in the code."""
+    if trouble_at is not None and (asked is None or float(asked["at"]) > trouble_at):
         return False
     by_term = asked is None or asked.get("signal") == signal.SIGTERM.name
     return rc == RANK_STOPPED if by_term else True
@@ -70,11 +73,20 @@ def _asked(paths: AttemptLayout) -> Optional[dict[str, Any]]:
     return next((event for event in read_events(paths) if event["kind"] == ASKED), None)
 
 
-def _first_error_at(paths: AttemptLayout) -> Optional[float]:
-    found = []
+def _first_trouble_at(paths: AttemptLayout) -> Optional[float]:
+    found = _ended_by_agents_at(paths)
     for path in paths.ranks.glob("rank-*.json"):
         try:
             found.append(float(read_json(path)["at"]))
         except FormatError:
             continue
     return min(found, default=None)
+
+
+def _ended_by_agents_at(paths: AttemptLayout) -> list[float]:
+    """When the agents found what they ended the ranks for; those they ask to leave do so."""
+    try:
+        findings = read_json(paths.root / "agents.json").get("findings", [])
+    except (FileNotFoundError, FormatError):
+        return []
+    return [float(one["at"]) for one in findings if one["acted"] and one["kind"] in ENDS]

@@ -16,6 +16,8 @@ STOP_FILE = "FTSLURM_STOP_FILE"
 """Is there once this rank has been asked to leave. On the node itself: a step may look for it."""
 AWARE_FILE = "FTSLURM_AWARE_FILE"
 """Made by a program that looks for STOP_FILE: then it is given time to leave by itself."""
+CALLS_FILE = "FTSLURM_CALLS_FILE"
+"""Where it counts how often it does (calls.py). Set on a node with heartbeats only."""
 
 
 def child_environment(
@@ -25,9 +27,11 @@ def child_environment(
     run_id: str,
     stop_file: Path,
     path_first: Optional[Path] = None,
+    calls_file: Optional[Path] = None,
 ) -> dict[str, str]:
     """`path_first`: a folder in which commands are looked for before PATH."""
     path = {} if path_first is None else {"PATH": f"{path_first}:{environ.get('PATH', '')}"}
+    calls = {} if calls_file is None else {CALLS_FILE: str(calls_file)}
     return {
         # A log that comes late, or never after a kill, helps nobody; the user's own choice wins.
         "PYTHONUNBUFFERED": "1",
@@ -47,4 +51,5 @@ def child_environment(
         RESUME_DIR: str(env.layout.resume),
         STOP_FILE: str(stop_file),
         AWARE_FILE: str(env.attempt_layout.aware),
+        **calls,
     }

@@ -1,7 +1,7 @@
 """What a program may ask of the run it is part of: `ftslurm.resume_dir()`, `ftslurm.should_stop()`.
 
 Outside of a run both answer as if there were none. Neither talks to other ranks, and neither fails
-because a file system does.
+because a file system does. That a program asks is its sign of life: see beat.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional, Union
 
+from ftslurm.program.calls import Counter
 from ftslurm.program.environment import AWARE_FILE, RESUME_DIR, STOP_FILE
 
 
@@ -58,6 +59,7 @@ def _unblock_term() -> None:
 
 
 _word = _Word()
+_counter = Counter()
 
 
 def resume_dir(default: Union[str, Path, None] = None) -> Optional[Path]:
@@ -73,4 +75,5 @@ def should_stop() -> bool:
         return False
     if not _word.is_aware:
         _word.say_aware()
+    _counter.add()
     return _word.got_term or os.path.exists(stop_file)  # noqa: PTH110 - a step's time counts

@@ -20,6 +20,7 @@ from typing import Optional
 from ftslurm.errors import RunError, warn
 from ftslurm.files import best_effort
 from ftslurm.program import child as children
+from ftslurm.program.beat import LOOK_S, Beat
 from ftslurm.program.child import Inbox
 from ftslurm.program.ending import ASKED
 from ftslurm.program.environment import child_environment
@@ -56,8 +57,9 @@ def main() -> int:
     env.layout.resume.mkdir(mode=0o700, exist_ok=True)
     if env.rank == 0:
         note_start(env.layout, env.attempt)
-    with tempfile.TemporaryDirectory(prefix="ftslurm-") as place, Inbox.opened() as inbox:
-        watch = Watch(env, record, inbox, stop_flag, stop_file=Path(place) / "stop")
+    folder = tempfile.TemporaryDirectory(prefix="ftslurm-")
+    with folder as place, Inbox.opened() as inbox, Beat.begun(env) as beat:
+        watch = Watch(env, record, inbox, stop_flag, beat, stop_file=Path(place) / "stop")
         code = watch.run()
     # The first rank that leaves makes the launcher TERM the others, and an interpreter that ends
     # gives signals their default back (not those that are ignored): the code would be lost.
@@ -74,6 +76,7 @@ class Watch:
     record: RunRecord
     inbox: Inbox
     flag: StopFlag
+    beat: Beat
     stop_file: Path
     request: Optional[Request] = None
     is_aware: bool = False
@@ -109,6 +112,7 @@ class Watch:
             run_id=self.record.run_id,
             stop_file=self.stop_file,
             path_first=Path(sys.executable).parent if is_unpacked else None,
+            calls_file=self.beat.calls_file,
         )
         try:
             child = children.start(program, folder=folder, environ=environ)
@@ -120,6 +124,9 @@ class Watch:
         while child.poll() is None:
             if self._is_asked():
                 self._push(child)
+                self.beat.leave()
+            else:
+                self.beat.look()
             self.inbox.wait(self._patience_s())
         ended_at = time.time()
         children.end_rest(child)
@@ -182,9 +189,10 @@ class Watch:
     def _patience_s(self) -> float:
         if self.request is not None:
             return _TICK_S
+        patience_s = LOOK_INTERVAL_S if self.beat.calls_file is None else LOOK_S
         if self.env.stop_at is None:
-            return LOOK_INTERVAL_S
-        return min(LOOK_INTERVAL_S, self.env.stop_at - time.time())
+            return patience_s
+        return min(patience_s, self.env.stop_at - time.time())
 
     def _wait_for_late_signal(self) -> None:
         deadline = time.monotonic() + LATE_SIGNAL_S
