@@ -9,7 +9,7 @@ SHARED_FS ?= none
 PREFIX ?= /opt/ftslurm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages submit bench test test-rest test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status install-node clean
+.PHONY: help setup packages submit sweep bench test test-rest test-runs test-cluster test-full test-slurm lint cluster-up cluster-down cluster-status install-node clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ setup: .venv/.complete ## make .venv from constraints.txt
 submit: setup ## run the main experiment to its end: on Slurm where there is one, else on this machine
 	$(PY) -m ftslurm submit experiment=main --wait $(ARGS)
 
+sweep: setup ## one run for each combination: make sweep ARGS="optim.lr=1e-4,3e-4 seed=0,1"
+	$(PY) -m ftslurm submit -m $(ARGS)
+
 packages: ## Debian as root: install Slurm, MariaDB and munge for the test cluster; elsewhere nothing
 	@if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then $(CLUSTER) setup-packages; fi
 
@@ -36,11 +39,22 @@ lint: setup ## ruff, mypy and shellcheck
 	else echo "lint: shellcheck is not installed; shell scripts were not checked"; fi
 
 test: setup packages lint ## lint, types and all tests; with a real Slurm cluster where it can be had
-	@echo "test: cluster tests, which mostly wait, run beside the others; output follows, part by part"
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-cluster
+	@echo "test: runs and cluster, which mostly wait, go beside the others; output follows, part by part"
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rest test-runs test-cluster
 
-test-rest: setup ## all tests but those on the cluster
-	$(PY) -m pytest -m "not full" --durations=10 --ignore=tests/cluster
+# Whole runs and real ranks. Torch comes last: the tests of train/ load it here, after which what a
+# thread forks may crash before its exec.
+RUNS := $(wildcard tests/test_*_chain.py tests/test_hydra_*.py) $(addprefix tests/test_, \
+	agent_processes.py agent_scale.py disk_conditions.py fence_leftover.py local.py \
+	local_failures.py local_placement.py metrics_agent.py program_beat.py program_rank.py readme.py \
+	same_code.py standby_streams.py storage_faults.py submit_command.py sweep_command.py) \
+	tests/train
+
+test-rest: setup ## all tests but whole runs and those on the cluster
+	$(PY) -m pytest -m "not full" --durations=10 --ignore=tests/cluster $(addprefix --ignore=,$(RUNS))
+
+test-runs: setup ## the tests that start whole runs and ranks on this machine
+	$(PY) -m pytest -m "not full" --durations=10 $(RUNS)
 
 test-cluster: setup packages ## the tests on a real Slurm cluster
 	$(PY) -m pytest -m "not full" --durations=10 tests/cluster

@@ -25,6 +25,7 @@ VERBS = {
     "cancel": ("ftslurm.operate.cancel:main", "end a run's jobs now, without a save"),
     "verify": ("ftslurm.checkpoint.verify:main", "check every byte of a run's checkpoints"),
     "report": ("ftslurm.report.command:main", "what broke, whose fault, what it cost"),
+    "metrics": ("ftslurm.metrics.command:main", "a run's figures as Prometheus text"),
     "doctor": ("ftslurm.doctor.command:main", "is this cluster set up so that runs survive?"),
     "plan": ("ftslurm.plan.command:main", "what failures will cost at a size, before a submit"),
     "health": ("ftslurm.health.command:main", "look at a node's GPUs and links, and act on it"),

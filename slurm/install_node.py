@@ -266,8 +266,10 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 def _remove_old(prefix: Path) -> None:
     """All but the newest releases, and what installations that were cut off have left."""
     names = sorted(place.name for place in (prefix / RELEASES).iterdir())
-    whole = [name for name in names if not name.startswith(".")]
-    for name in set(names) - set(whole[-KEPT:]):
+    # By its link, as names say nothing of the order within one second.
+    current = (prefix / LIB).resolve().name
+    others = [name for name in names if not name.startswith(".") and name != current]
+    for name in set(names) - {current, *others[1 - KEPT :]}:
         shutil.rmtree(prefix / RELEASES / name)
 
 

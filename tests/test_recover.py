@@ -232,7 +232,9 @@ def test_the_verb_outlives_the_term_that_its_own_requeue_brings(layout, tmp_path
         cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "requeued\n"), done.stderr
-    assert (tools / "scontrol.log").read_text() == "ping\nrequeue Incomplete 12\n"
+    # What follows it only asks why the job was to end.
+    asked = (tools / "scontrol.log").read_text().splitlines()
+    assert asked[:2] == ["ping", "requeue Incomplete 12"] and set(asked[2:]) <= {"ping"}
     assert done.returncode != -signal.SIGTERM
 
 

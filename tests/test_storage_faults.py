@@ -2,10 +2,11 @@
 nothing had happened. Torch-free; test_restore.py and test_checkpointer.py have the torch half."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fakes.chain import Chain
-from fakes.project import RANK, Run
+from fakes.project import RANK
 
 from ftslurm.run.attempts import numbers, read_events
 from ftslurm.run.layout import step_name, temporary_name
@@ -48,40 +49,63 @@ class StorageChain(Chain):
         return self.submit(entry, shown, "recovery.max_failures=4", faults=faults)
 
 
+def undisturbed(folder):
+    return played(folder, "")
+
+
+def stumbling(folder):
+    return played(folder, ";".join(["kill@step:rank=1:step=17:attempt=1", *STUMBLES]))
+
+
+def unsaved(folder):
+    return played(folder, ";".join([*SAVES, NO_JOURNAL]))
+
+
+def unread(folder):
+    return played(folder, ";".join(RESTORES))
+
+
+def played(folder, faults):
+    folder.mkdir()
+    chain = StorageChain(folder)
+    chain.run_with(faults)
+    chain.wait("COMPLETED")
+    return chain
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Run:
-    chain = StorageChain(tmp_path_factory.mktemp("undisturbed"))
-    run = chain.run_with("")
-    chain.wait("COMPLETED")
-    return run
+def chains(tmp_path_factory):
+    """All at once, since they mostly wait; a test takes its own, and with it what went wrong."""
+    folder = tmp_path_factory.mktemp("chains")
+    scenarios = (undisturbed, stumbling, unsaved, unread)
+    with ThreadPoolExecutor(len(scenarios)) as pool:
+        yield {each.__name__: pool.submit(each, folder / each.__name__) for each in scenarios}
 
 
-def test_errors_that_pass_cost_nothing_but_time(tmp_path, undisturbed):
-    chain = StorageChain(tmp_path)
-    run = chain.run_with(";".join(["kill@step:rank=1:step=17:attempt=1", *STUMBLES]))
-    chain.wait("COMPLETED")
+def ended(chains, name):
+    """The run's chain, and whether it ended as the undisturbed one."""
+    chain, other = chains[name].result(), chains["undisturbed"].result().run
+    assert (chain.run.digest, chain.run.losses) == (other.digest, other.losses)
+    return chain, chain.run
+
+
+def test_errors_that_pass_cost_nothing_but_time(chains):
+    _, run = ended(chains, "stumbling")
     assert run.decisions() == ["restart", "done"], run.says()
-    assert (run.digest, run.losses) == (undisturbed.digest, undisturbed.losses)
     events = [event for n in numbers(run.layout) for event in read_events(run.layout.attempt(n))]
     assert not [event for event in events if event["kind"] in ("save_failed", "rejected")]
     assert [event["step"] for event in events if event["kind"] == "restored"] == [10]
 
 
-def test_a_save_that_fails_and_a_journal_that_takes_no_line_cost_no_bit(tmp_path, undisturbed):
-    chain = StorageChain(tmp_path)
-    run = chain.run_with(";".join([*SAVES, NO_JOURNAL]))
-    chain.wait("COMPLETED")
+def test_a_save_that_fails_and_a_journal_that_takes_no_line_cost_no_bit(chains):
+    chain, run = ended(chains, "unsaved")
     assert run.decisions() == ["done"], run.says()
-    assert (run.digest, run.losses) == (undisturbed.digest, undisturbed.losses)
     assert [step.name for step in run.layout.steps.iterdir()] == [step_name(30)]
     assert json.loads(chain.beacon.read_text())["failed"] == 2
 
 
-def test_a_step_that_cannot_be_read_for_two_attempts_is_read_by_the_third(tmp_path, undisturbed):
-    chain = StorageChain(tmp_path)
-    run = chain.run_with(";".join(RESTORES))
-    chain.wait("COMPLETED")
+def test_a_step_that_cannot_be_read_for_two_attempts_is_read_by_the_third(chains):
+    _, run = ended(chains, "unread")
     assert run.decisions() == ["restart", "restart", "restart", "done"], run.says()
-    assert (run.digest, run.losses) == (undisturbed.digest, undisturbed.losses)
     assert not run.layout.quarantine.exists()
     assert run.steps_trained_twice == 7

@@ -27,6 +27,6 @@ def test_a_node_whose_driver_was_away_is_drained_and_resumed(site: HealthSite) -
     assert list(site.drained()) == ["n3"], site.says()
     assert site.drained()["n3"].startswith("new memory on Monday"), site.says()
     calls = site.nodes["n3"].calls("healthcheck")
-    assert len(calls) > 3 and {call.code for call in calls} == {0}, site.says()
+    assert len(calls) >= 3 and {call.code for call in calls} == {0}, site.says()
     took = [call.seconds for node in lab.nodes for call in site.nodes[node].calls()]
     print(f"{len(took)} looks, {max(took):.2f} s at most")
