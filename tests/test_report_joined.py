@@ -299,6 +299,17 @@ def test_a_row_that_has_lost_its_start_begins_with_the_claim(layout):
     assert (report.attempts[0].start_at, report.attempts[0].elapsed_s) == (1001.0, 899.0)
 
 
+def test_an_attempt_that_began_seconds_after_the_end_of_a_dead_row_is_of_the_next_one(layout):
+    told = story(
+        attempt(1, claimed_at=1001.0, ended="killed", last_step=20),
+        attempt(2, claimed_at=1504.9, ended="finished", last_step=60),
+    )
+    dead = slurm("NODE_FAIL", 1000.0, 1500.0, restarts=None)
+    report, _ = joined(layout, told, dead, slurm("COMPLETED", 1504.0, 1600.0, restarts=None))
+    assert [one.cause for one in report.attempts] == ["node", None]
+    assert [one.elapsed_s for one in report.attempts] == [500.0, 96.0]
+
+
 def test_the_row_of_another_job_that_once_had_the_number_is_not_taken(layout):
     told = story(attempt(1, claimed_at=9001.0, cause="node"))
     report, _ = joined(

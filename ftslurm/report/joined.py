@@ -27,6 +27,7 @@ from ftslurm.run.attempts import read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory
 from ftslurm.run.sweep_record import format_numbers
+from ftslurm.scheduler.accounting import nearest_run
 from ftslurm.scheduler.job_table import JobRun
 from ftslurm.scheduler.protocol import CLOCKS_S
 
@@ -245,24 +246,18 @@ def _shares(story: RunStory, jobs: Sequence[LogicalJob], now: float) -> list[_Sh
 
 
 def _run_of(attempt: AttemptStory, jobs: Sequence[LogicalJob]) -> Optional[JobRun]:
-    for job in jobs:
-        for run in job.attempts:
-            if attempt.job_id not in (run.job_id, run.raw_id):
-                continue
-            if run.restarts not in (None, attempt.restart_count):
-                continue
-            if _was_then(run, attempt.claimed_at):
-                return run
-    return None
-
-
-def _was_then(run: JobRun, claimed_at: Optional[float]) -> bool:
-    """Below 24.11 no row says which restart it is, some have lost their start; and a number comes
-    back with another job, with a restart count that begins anew."""
-    if claimed_at is None:
-        return run.restarts is not None
-    after_start = run.start_at is None or run.start_at <= claimed_at + CLOCKS_S
-    return after_start and (run.end_at is None or run.end_at >= claimed_at - CLOCKS_S)
+    """By its time, too: below 24.11 no row says which restart it is; and a number comes back with
+    another job, with a restart count that begins anew."""
+    runs = [
+        run
+        for job in jobs
+        for run in job.attempts
+        if attempt.job_id in (run.job_id, run.raw_id)
+        and run.restarts in (None, attempt.restart_count)
+    ]
+    if attempt.claimed_at is None:
+        return next((run for run in runs if run.restarts is not None), None)
+    return nearest_run(runs, attempt.claimed_at)
 
 
 def _goodput(

@@ -71,16 +71,20 @@ def run_of_attempt(
     told = [run for run in runs if run.restarts is not None]
     if told:
         return next((run for run in reversed(told) if run.restarts == restart_count), None)
-    # Before 24.11: by time. 22.05 can lose the start of a run.
-    return next(
-        (
-            run
-            for run in runs
-            if (run.end_at is None or run.end_at >= claimed_at - CLOCKS_S)
-            and (run.start_at is None or run.start_at <= claimed_at + CLOCKS_S)
-        ),
-        None,
-    )
+    return nearest_run(runs, claimed_at)  # before 24.11
+
+
+def nearest_run(runs: Sequence[JobRun], claimed_at: float) -> Optional[JobRun]:
+    """The oldest run that was under way then, else the nearest by what clocks may differ: a job may
+    start again 5 s after its end (seen). 22.05 can lose the start of a run."""
+    near = min(runs, key=lambda run: _seconds_off(run, claimed_at), default=None)
+    return near if near is not None and _seconds_off(near, claimed_at) <= CLOCKS_S else None
+
+
+def _seconds_off(run: JobRun, at_s: float) -> float:
+    early = 0.0 if run.start_at is None else run.start_at - at_s
+    late = 0.0 if run.end_at is None else at_s - run.end_at
+    return max(0.0, early, late)
 
 
 def read_nodes(
