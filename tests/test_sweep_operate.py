@@ -236,6 +236,42 @@ def test_a_resume_beside_another_is_refused(tmp_path, queue, monkeypatch):
     assert queue.count("sbatch") == 0
 
 
+def test_a_successor_that_nobody_wrote_down_is_found_and_nothing_queued_beside_it(tmp_path, queue):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0, 1])
+    queue.put(["70_0", "70_1"], "TIMEOUT")
+    queue.put(["88"], "PENDING", "Dependency", command=str(layout.task(1).script))
+    answer = resume_sweep(layout, sleep=quick)
+    (call,) = [call for call in queue.calls if call[0] == "sbatch"]
+    assert "--array=0" in call and "1 are alive" in answer.text
+    cancel_sweep(layout, sleep=quick)
+    assert queue.jobs["88"][0] == "CANCELLED"
+
+
+def test_a_task_that_slurm_calls_lost_while_it_is_waited_for_is_looked_at_twice(
+    tmp_path, queue, monkeypatch
+):
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0])
+    words = iter(["COMPLETING", "NODE_FAIL", "PENDING"])
+
+    def next_word(seconds):
+        queue.put(["70_0"], next(words), "BeginTime")
+
+    next_word(0)
+    assert resume_sweep(layout, sleep=next_word).result == "nothing"
+    assert queue.count("sbatch") == 0
+
+
+def test_a_cancel_without_an_answer_says_that_nobody_knows(tmp_path, queue):
+    layout = make_sweep(tmp_path, 2)
+    add_array(layout, ASKED, 0, [0, 1])
+    queue.is_away = True
+    with pytest.raises(SchedulerError, match="nobody can say whether 2 tasks are alive"):
+        cancel_sweep(layout, sleep=quick)
+    assert is_given(layout, 0, STOP) and is_given(layout, 1, STOP)
+
+
 def test_a_lost_answer_is_found_and_not_queued_again(tmp_path, queue):
     layout = make_sweep(tmp_path, 3)
     add_array(layout, ASKED, 0, [0, 1])
@@ -250,8 +286,8 @@ def test_where_nobody_can_say_nothing_is_queued(tmp_path, queue):
     layout = make_sweep(tmp_path, 2)
     queued(layout, queue, range(2))
     queue.is_away = True
-    answer = resume_sweep(layout, sleep=quick)
-    assert not answer.ok and "2 may be alive, nobody can say" in answer.text
+    with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+        resume_sweep(layout, sleep=quick)
     assert queue.count("sbatch") == 0
 
 

@@ -18,7 +18,7 @@ from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import read_arrays, read_sweep, unanswered
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.arrays import find_lost
+from ftslurm.scheduler.arrays import find_lost, find_singles
 from ftslurm.sweep.look import (
     ALIVE,
     DONE,
@@ -101,10 +101,11 @@ def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
         with queueing(layout, wait_s=QUEUEING_S):
             if unanswered(read_arrays(layout)):
                 find_lost(layout)
+            find_singles(layout)
     except RunError as error:
         tell(f"{error}; what it queues meanwhile may be missed: look with `ftslurm status`")
     except SchedulerError as error:
-        tell(f"an array may have been queued of which nobody knows: {error}")
+        tell(f"a job may have been queued of which nobody knows: {error}")
     return look_twice(layout, sleep)
 
 

@@ -25,11 +25,11 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import read_arrays, read_tasks, unanswered
+from ftslurm.run.sweep_record import read_arrays, read_sweep, read_tasks, unanswered
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.again import submit_again
-from ftslurm.scheduler.arrays import find_lost
+from ftslurm.scheduler.arrays import find_lost, find_singles
 from ftslurm.sweep.here import run_here
 from ftslurm.sweep.look import (
     ALIVE,
@@ -50,9 +50,11 @@ POLL_S = 2.0
 
 def resume_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
     with queueing(layout):
-        layout.closed.unlink(missing_ok=True)
         if unanswered(read_arrays(layout)):
             find_lost(layout)
+        if read_sweep(layout).scheduler != "local":
+            find_singles(layout)
+        layout.closed.unlink(missing_ok=True)
         seen = _settled(layout, sleep)
         ready = [task for task in seen.of(*OVER, NOT_QUEUED) if _is_whole(layout, task)]
         queued = _queue(layout, seen, ready, sleep)

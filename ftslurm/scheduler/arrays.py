@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import RunError
-from ftslurm.run.jobs import BY_SUBMIT, add_job, read_jobs
+from ftslurm.run.jobs import BY_BATCH, BY_SUBMIT, add_job, read_jobs
+from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import (
     ASKED,
@@ -210,6 +211,22 @@ def find_lost(layout: SweepLayout, *, run: Runner = run_command) -> list[ArrayRe
             continue
         known.add(array_id)
         found.append(_note(layout, array.group, array.numbers, array.offset, array_id, BY_SUBMIT))
+    return found
+
+
+def find_singles(layout: SweepLayout, *, run: Runner = run_command) -> list[str]:
+    """Waiting jobs of single tasks that nobody has written down, now on record: successors whose
+    submission got no answer. SchedulerError when nobody can say."""
+    argv = ["squeue", "--noheader", "--me", "--all", "--states=PENDING", "--format=%i|%o"]
+    rows = [line.strip().partition("|") for line in checked(run, argv, TIMEOUT_S).splitlines()]
+    found = []
+    for job_id, _, command in rows:
+        task = RunLayout(Path(command).parent.parent)
+        if task.root.parent != layout.root or Path(command) != task.script:
+            continue
+        if job_id not in {job.job_id for job in read_jobs(task)}:
+            add_job(task, job_id, scheduler="slurm", queued_by=BY_BATCH)
+            found.append(job_id)
     return found
 
 

@@ -123,6 +123,9 @@ def test_six_tasks_end_with_the_values_of_undisturbed_runs(patient_lab: Lab) -> 
     assert all(attempts[task] == 2 for task in (*preempted, *others)), attempts
     assert [attempts[task] for task in (4, 5)] == [1, 1], "theirs is not the others' trouble"
     assert [sweep.runs[task].steps_trained_twice for task in preempted] == [0, 0]
+    for task in others:
+        again = read_progress(sweep.runs[task].layout.attempt(2))
+        assert again is not None and (again.restored_step or 0) >= 20, "from its own checkpoint"
     told = sweep.ftslurm("report", str(sweep.layout.root), "--json", check=False)
     causes = [[a["cause"] for a in job["attempts"] if a["cause"]] for job in told["jobs"]]
     expected = {**dict.fromkeys(preempted, ["preempted"]), **dict.fromkeys(others, ["node"])}
