@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_what_the_script_exports_of_this_job_is_not_the_next_ones(tmp_path):
     own = {"FTSLURM_RUN_DIR": "/r", "FTSLURM_ATTEMPT": "3", "MASTER_PORT": "20001"}
     given = {"FTSLURM_FAULTS": "kill@step:attempt=4", "MASTER_OF_MINE": "yes"}
     with subprocess.Popen(["sleep", "60"], env={**own, **given}) as agent:
+        # Popen returns when exec closes its pipe; the kernel shows the environment a moment later.
+        while not Path(f"/proc/{agent.pid}/environ").read_bytes():
+            time.sleep(0.01)
         found = environment_of_job(agent.pid)
         agent.kill()
     assert found == given
