@@ -96,7 +96,8 @@ def multirun(folder):
 
 
 def test_each_task_runs_their_function_on_what_was_composed_and_its_value_comes_back(folder):
-    done = start(folder, "lr=0.25,0.1", env={"WANDB_API_KEY": SECRET})
+    chosen = "hydra.launcher.groups.cluster=local"  # whose option has two ranks
+    done = start(folder, chosen, "lr=0.25,0.1", env={"WANDB_API_KEY": SECRET})
     assert done.returncode == 0, done.stdout + done.stderr
     values = [json.loads((task_of(folder, n) / "value.json").read_text())["value"] for n in (0, 1)]
     assert values == [2 * 0.25 + 0.1, 2 * 0.1 + 0.1]
@@ -110,6 +111,7 @@ def test_each_task_runs_their_function_on_what_was_composed_and_its_value_comes_
         run_id = task_of(folder, number).name
         assert f"says Settings {folder} {number} {run_id}" in log
     assert seen[0][1] != seen[1][1]
+    assert len(list((task_of(folder, 0) / "attempts/0001/logs").glob("rank-*.log"))) == 1
     for path in sweep_of(folder).rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path

@@ -91,6 +91,7 @@ def test_a_bad_value_in_the_last_task_leaves_nothing_written(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (("seed=range(5,1)",), "has no task"),
         (["--drill"], "--drill"),
         (["--detach"], "detach"),
         (["--parallelism", "0"], "parallelism is 0"),

@@ -126,7 +126,7 @@ class Submission:
             config_dir = options["config_dir"]
             values = given(options)
             values.setdefault("name", _name(str(self._config.hydra.job.name)))
-            if options["groups"]["cluster"] is None:
+            if config_dir is None or options["groups"]["cluster"] is None:
                 # conf/'s own options have two, which a program that knows of no ranks would not
                 # share its work between.
                 values.setdefault("cluster.tasks_per_node", 1)

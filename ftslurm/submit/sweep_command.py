@@ -119,6 +119,8 @@ class Native:
     def _tasks(self, overrides: Sequence[Sequence[str]], first: int) -> list[Task]:
         from ftslurm.submit.sweep import Task
 
+        if not overrides:
+            raise SpecError("the sweep has no task: one of its keys is given no value at all")
         tasks = []
         for number, words in enumerate(overrides, start=first):
             try:
