@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -86,6 +87,8 @@ class ProgramRun:
         step = self.saved()[0] + 10
         aware = self.run.layout.attempt(attempt).aware
         self.wait_for(lambda: aware.exists() or self.saved()[0] >= step)
+        # The first rank that looks makes `aware`; TERM ends a rank that has not looked yet.
+        time.sleep(2.0)
 
     def end(self) -> None:
         try:
