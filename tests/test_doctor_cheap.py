@@ -75,7 +75,7 @@ def test_a_run_on_this_machine_is_not_bothered_with_slurm(tmp_path):
 def test_mount_options_are_named_and_what_submit_says_itself_is_not_repeated(
     tmp_path, monkeypatch, kind, options, found
 ):
-    mount = Mount("/x", kind, "s:/x", frozenset(options))
+    mount = Mount("/x", kind, "s:/x", ",".join(options))
     monkeypatch.setattr(cheap, "mount_of", lambda _: mount)
     assert named(slurm_spec(), GOOD, tmp_path) == found
 

@@ -40,7 +40,7 @@ def test_a_run_to_which_everything_has_happened_answers_with_what_and_when(tmp_p
     practised(tmp_path)
     good = [Line(name, OK, "ours") for name in PROGRAMS]
     good.append(Line("slurm.preempt_mode", OK, "preempted jobs are requeued"))
-    found = told(tmp_path, good, mount=Mount("/home", "lustre", "mds:/home", frozenset()))
+    found = told(tmp_path, good, mount=Mount("/home", "lustre", "mds:/home", ""))
     states = {number: one.state for number, one in found.items()}
     in_part = {number: one.state for number, one in found.items() if one.state == WARN}
     # The parts that no record can tell: copies elsewhere, gates, alerts, quality.
@@ -99,7 +99,7 @@ def test_steps_trained_twice_are_compared_to_the_last_bit(tmp_path, more, state,
 )
 def test_where_checkpoints_lie_is_told_and_a_second_copy_is_not_made_up(tmp_path, kind, state):
     OldRun(tmp_path)
-    mount = Mount("/home", kind, "x", frozenset())
+    mount = Mount("/home", kind, "x", "")
     assert told(tmp_path, mount=mount)[6].state == state
 
 

@@ -14,8 +14,9 @@ from ftslurm.cli import main
 from ftslurm.doctor.folder_checks import check_folder
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN
-from ftslurm.doctor.mounts import Mount, check_mount, mount_of
+from ftslurm.doctor.mounts import check_mount
 from ftslurm.doctor.room import Need, check_room
+from ftslurm.run.mounts import Mount, mount_of
 
 
 def test_a_good_folder_passes_every_trial_and_is_left_as_it_was(tmp_path):
@@ -75,7 +76,7 @@ def test_room_is_held_against_what_is_kept_in_bytes_and_in_files(disk, need, sta
 
 
 def mounted(kind, *options, source="server:/home"):
-    return Mount("/home", kind, source, frozenset(options))
+    return Mount("/home", kind, source, ",".join(options))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typing import Any, Optional
 
 from ftslurm.agent.kernel_log import KERNEL_BYTES, boot_time, read_kmsg
 from ftslurm.files import write_json
+from ftslurm.run.mounts import TABLE, mount_above
 
 SCHEMA_VERSION = 1
 
@@ -75,7 +76,7 @@ def collect(
     kernel_after: Optional[int] = None,
     asked: Optional[Sequence[Probe]] = None,
     kmsg: Path = Path("/dev/kmsg"),
-    mounts: Path = Path("/proc/self/mountinfo"),
+    mounts: Path = TABLE,
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
     """The file it has written, below `folder` (the attempt's evidence). Takes no longer than the
@@ -233,21 +234,13 @@ def _finish(answer: Answer) -> None:
 
 
 def mount_of(path: str, mounts: Path) -> Optional[dict[str, str]]:
-    """The mount that `path` lies on, by the kernel's table: nothing of the mount is touched."""
-    best: Optional[dict[str, str]] = None
-    try:
-        rows = mounts.read_text(errors="replace").splitlines()
-    except OSError:
+    """The mount that `path` lies on, as evidence: nothing of it is touched, it may hang."""
+    found = mount_above(path, mounts)
+    if found is None:
         return None
-    for row in rows:
-        before, _, after = row.partition(" - ")
-        left, right = before.split(), after.split()
-        if len(left) < 6 or len(right) < 2:
-            continue
-        point = left[4].encode().decode("unicode_escape")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two mounts on one point the later one hides the earlier.
-        if inside and (best is None or len(point) >= len(best["point"])):
-            options = f"{left[5]} {right[2] if len(right) > 2 else ''}".strip()
-            best = {"point": point, "type": right[0], "source": right[1], "options": options}
-    return best
+    return {
+        "point": found.point,
+        "type": found.kind,
+        "source": found.source,
+        "options": found.told_options,
+    }

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Optional
 
 from ftslurm.doctor.line import Line, warn
-from ftslurm.doctor.mounts import IN_MEMORY, OF_CONTAINER, check_mount, mount_of
+from ftslurm.doctor.mounts import check_mount
 from ftslurm.doctor.room import check_room, need_of_run
 from ftslurm.doctor.run_facts import newest_runs, saves_of
 from ftslurm.doctor.slurm_checks import LEAST_KILL_WAIT_S
+from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, mount_of
 from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler.protocol import Site
 

@@ -16,11 +16,11 @@ from typing import Optional
 from ftslurm.doctor.answer import Answer, Asked
 from ftslurm.doctor.checklist import answers, counted
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
-from ftslurm.doctor.mounts import mount_of
 from ftslurm.doctor.past_runs import read_past_run
 from ftslurm.doctor.run_facts import Past, newest_runs
 from ftslurm.errors import EXIT_FAILED, EXIT_OK
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.mounts import mount_of
 from ftslurm.run.record import read_record
 
 _MARKS = {OK: "yes ", WARN: "part", FAIL: "NO  ", SKIPPED: "?   "}

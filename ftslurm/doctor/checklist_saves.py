@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Optional
 
 from ftslurm.doctor.answer import Answer, Asked, known, newest, partly, unknown, wrong
-from ftslurm.doctor.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK
 from ftslurm.doctor.past_runs import PastRun, Restore, Step
 from ftslurm.doctor.run_facts import percentile
+from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK
 
 _NO_STEP = "no run on record has a checkpoint"
 _SAVE = "let a run save: `ftslurm submit --wait --drill`"

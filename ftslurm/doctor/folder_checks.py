@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Optional
 
 from ftslurm.doctor.line import Line, fail, ok, skipped, warn
-from ftslurm.doctor.mounts import check_mount, mount_of
+from ftslurm.doctor.mounts import check_mount
 from ftslurm.doctor.room import Need, check_room
+from ftslurm.run.mounts import mount_of
 
 SLOW_FSYNC_S = 0.5
 BLOCK_BYTES = 4 << 20

@@ -1,67 +1,19 @@
-"""What lies under a folder, by the kernel's table of mounts, and what its options mean for a run.
-
-Pure but for `mount_of`, which reads that table: nothing of the mount itself is touched.
-"""
+"""What a mount, as the kernel's table has it, means for a run that lies on it. Pure."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Optional
 
 from ftslurm.doctor.line import Line, fail, ok, skipped, warn
 from ftslurm.files import VIEW_LAG_S
+from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK, Mount
 
 NAME = "folder.mount"
 
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-OF_CONTAINER = ("overlay",)
-OWN_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs")
 _NFS = ("nfs", "nfs4")
 _BUCKETS = ("s3fs", "goofys", "gcsfuse", "rclone", "mountpoint-s3", "geesefs", "blobfuse",
             "blobfuse2")  # fmt: skip
 """FUSE programs that show an object store as folders."""
-
-
-@dataclass(frozen=True)
-class Mount:
-    point: str
-    kind: str
-    """File system as Linux names it, e.g. `lustre`, `fuse.s3fs`."""
-    source: str
-    options: frozenset[str]
-
-    def number(self, key: str) -> Optional[int]:
-        for one in self.options:
-            name, _, value = one.partition("=")
-            if name == key and value.isdigit():
-                return int(value)
-        return None
-
-
-def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Optional[Mount]:
-    """Of a folder that exists; None where the kernel does not tell."""
-    try:
-        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        place = path.resolve()
-    except OSError:
-        return None
-    found: Optional[Mount] = None
-    for line in lines:
-        # proc(5): optional fields end with `-`; octal escapes in the mount point.
-        before, _, after = line.partition(" - ")
-        left, right = before.split(), after.split()
-        if len(left) < 6 or len(right) < 2:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), left[4])
-        # Of two on one point the later one hides the other.
-        if Path(point) in (place, *place.parents) and (
-            found is None or len(point) >= len(found.point)
-        ):
-            options = [*left[5].split(","), *(right[2].split(",") if len(right) > 2 else [])]
-            found = Mount(point, right[0], right[1], frozenset(options))
-    return found
 
 
 def check_mount(mount: Optional[Mount]) -> Line:

@@ -25,10 +25,10 @@ from typing import Any
 from ftslurm.doctor.folder_checks import write_rate
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.machine import machine
-from ftslurm.doctor.mounts import mount_of
 from ftslurm.doctor.rank_start import count_calls
 from ftslurm.doctor.spoken import answer_lines
 from ftslurm.doctor.watch import Watch
+from ftslurm.run.mounts import mount_of
 from ftslurm.scheduler.on_nodes import SILENT_S, end_own_job, task_number
 
 BYE = "bye"

@@ -7,7 +7,6 @@ leave nothing behind. A value that could never be right is refused earlier, in r
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,16 +17,12 @@ from typing import Optional
 from ftslurm.errors import FormatError, RunError, SpecError, UsageError
 from ftslurm.run.attempts import numbers, read_events
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK, TABLE, mount_of
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.spec import RunSpec
 from ftslurm.submit.cluster_values import NCCL_SIGNAL, stop_signal_of
 
 REFERENCE_ENTRY = "ftslurm.train.reference:train"
-
-_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "overlay")
-"""File systems whose content goes with the host, or with the container, that holds them."""
-_OWN_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs")
-"""File systems of one host's own disks, unless that host exports them."""
 
 _PROBE_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
@@ -95,13 +90,13 @@ def refuse_storage(spec: RunSpec, storage: Storage, runs_dir: Path) -> Optional[
     """SpecError for checkpoints that would go with their node; a sentence for what looks so."""
     if spec.cluster.scheduler != "slurm":
         return None
-    if storage.kind in _MEMORY:
+    if storage.kind in IN_MEMORY + OF_CONTAINER:
         raise SpecError(
             f"runs_dir `{runs_dir}` lies in {storage.kind} (mounted at `{storage.mount_point}`), "
             "which goes with its host, so no checkpoint would outlive a node; choose a folder on a "
             "file system that all nodes share"
         )
-    if storage.kind in _OWN_DISK:
+    if storage.kind in OWN_DISK:
         return (
             f"runs_dir `{runs_dir}` lies on {storage.kind}, a disk of this host; ranks on other "
             "nodes see it only where the host exports it"
@@ -123,27 +118,12 @@ def refuse_slow_save(cost: Optional[SaveCost], deadline_s: Optional[float]) -> N
     )
 
 
-def storage_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Storage:
+def storage_of(path: Path, mountinfo: Path = TABLE) -> Storage:
     """The mount of `path`, or of the nearest parent that exists."""
     while not path.exists():
         path = path.parent
-    place = path.resolve()
-    found = Storage("/", "unknown")
-    for mount in _mounts(mountinfo):
-        is_above = Path(mount.mount_point) in (place, *place.parents)
-        # The longest wins, and of two on one point the later one, which hides the other.
-        if is_above and len(mount.mount_point) >= len(found.mount_point):
-            found = mount
-    return found
-
-
-def _mounts(mountinfo: Path) -> Iterator[Storage]:
-    for line in mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        # proc(5): optional fields end with `-`, then the type; octal escapes in the mount point.
-        before, _, after = line.partition(" - ")
-        escaped = before.split()[4]
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
-        yield Storage(point, after.split()[0])
+    mount = mount_of(path, mountinfo)
+    return Storage("/", "unknown") if mount is None else Storage(mount.point, mount.kind)
 
 
 Earlier = tuple[RunRecord, RunLayout]
