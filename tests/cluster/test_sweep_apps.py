@@ -40,7 +40,8 @@ if __name__ == "__main__":
 CONFIG = f"rate: 1.0\nsteps: {STEPS}\nstep_s: 0.05\nstamp: ${{now:%H-%M-%S-%f}}\n"
 OPTIONS = ["hydra/launcher=ftslurm", "hydra.launcher.groups.cluster=slurm",
            "hydra.launcher.cluster.partition=low", "hydra.launcher.cluster.signal_lead_s=30",
-           "hydra.launcher.detach=true"]  # fmt: skip
+           # A node of two CPUs for each task: who preempts takes whole nodes.
+           "hydra.launcher.cluster.cpus_per_task=2", "hydra.launcher.detach=true"]  # fmt: skip
 
 
 def total(rate: float) -> float:
@@ -99,6 +100,7 @@ def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preempti
     for run in (quiet, disturbed):
         wait_until(lambda run=run: run.layout.done.exists() or None, timeout_s=90, seen=says)
     assert disturbed.decisions() == ["requeued", "requeued", "done"], says()
+    assert quiet.decisions() == ["done"], says()
     begins = [begin(disturbed, attempt) for attempt in (1, 2, 3)]
     steps = [int(words.split()[2]) for words in begins]
     assert steps[0] == 0 < steps[1] < steps[2] < STEPS
