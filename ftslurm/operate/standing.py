@@ -52,7 +52,7 @@ class Standing:
     @property
     def is_over(self) -> bool:
         """No job of the run is alive, as far as the scheduler can tell."""
-        return _is_over(self.state)
+        return self.state.is_over
 
     @property
     def is_doubtful(self) -> bool:
@@ -123,7 +123,7 @@ class OpenRun:
     def _job(self) -> tuple[Job, JobState, tuple[Job, ...]]:
         """The oldest that is not over, else the one that may come back, else the newest."""
         seen = list(self._jobs())
-        alive = [(job, state) for job, state in seen if not _is_over(state)]
+        alive = [(job, state) for job, state in seen if not state.is_over]
         if alive:
             return (*alive[-1], tuple(job for job, _ in alive[:-1]))
         job, state = next((one for one in seen if one[1].word in DOUBTFUL), seen[0])
@@ -152,10 +152,6 @@ class OpenRun:
             yield job, state
             if state.is_running or state.is_ending or job.job_id == claimant:
                 return
-
-
-def _is_over(state: JobState) -> bool:
-    return state.is_ended or state.is_forgotten
 
 
 def _claimant(layout: RunLayout) -> Optional[str]:

@@ -16,7 +16,7 @@ from ftslurm.run.acts import note_act
 from ftslurm.run.control import SAVE, STOP, ControlFiles
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import read_arrays, read_sweep, unanswered
+from ftslurm.run.sweep_record import read_sweep
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.arrays import find_lost, find_singles
 from ftslurm.sweep.look import (
@@ -99,8 +99,7 @@ def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
         return look(layout)  # whoever runs it here looks for that file before each task
     try:
         with queueing(layout, wait_s=QUEUEING_S):
-            if unanswered(read_arrays(layout)):
-                find_lost(layout)
+            find_lost(layout)
             find_singles(layout)
     except RunError as error:
         tell(f"{error}; what it queues meanwhile may be missed: look with `ftslurm status`")

@@ -25,7 +25,7 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import read_arrays, read_sweep, read_tasks, unanswered
+from ftslurm.run.sweep_record import read_sweep, read_tasks
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.again import submit_again
@@ -50,8 +50,7 @@ POLL_S = 2.0
 
 def resume_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
     with queueing(layout):
-        if unanswered(read_arrays(layout)):
-            find_lost(layout)
+        find_lost(layout)
         if read_sweep(layout).scheduler != "local":
             find_singles(layout)
         layout.closed.unlink(missing_ok=True)

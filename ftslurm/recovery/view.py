@@ -36,7 +36,7 @@ def later_job(layout: RunLayout, job_id: str) -> Optional[str]:
 def takes_over(layout: RunLayout, later: str, state: JobState, before: JobState) -> bool:
     """A successor is queued when its predecessor begins: it is the one to watch once that has
     ended, or when it has itself begun."""
-    if before.is_ended or before.is_forgotten:
+    if before.is_over:
         return state.is_known and not state.is_ended
     return begun_last(layout) == later
 

@@ -24,6 +24,7 @@ from ftslurm.run.sweep_record import (
     QUEUED,
     REFUSED,
     ArrayRecord,
+    TaskRecord,
     add_array,
     format_numbers,
     read_arrays,
@@ -77,6 +78,28 @@ def _pattern(prefix: int, digits: int) -> str:
     if prefix == 0 and digits:
         return f"%{TASK_DIGITS}a"
     return f"{prefix:0{max(TASK_DIGITS - digits, 0)}d}{index}"
+
+
+def submit_groups(
+    layout: SweepLayout,
+    tasks: Sequence[TaskRecord],
+    *,
+    parallelism: Optional[int],
+    queued_by: str = BY_SUBMIT,
+) -> list[ArrayRecord]:
+    """Queue tasks of whichever groups, until Slurm takes no more; what is queued. Errors and
+    `parallelism` as in `submit_array`: of several groups each has its share."""
+    groups: dict[int, list[int]] = {}
+    for task in tasks:
+        groups.setdefault(task.group, []).append(task.number)
+    queued: list[ArrayRecord] = []
+    for group, numbers in groups.items():
+        share = parallelism and max(1, parallelism * len(numbers) // len(tasks))
+        taken = submit_array(layout, group, numbers, parallelism=share, queued_by=queued_by)
+        queued += taken
+        if sum(len(array.numbers) for array in taken) < len(numbers):
+            break
+    return queued
 
 
 def submit_array(

@@ -67,6 +67,11 @@ class JobState:
         return not self.is_known and any(words in self.reason for words in _FORGOTTEN)
 
     @property
+    def is_over(self) -> bool:
+        """As far as the scheduler can tell; it may come back from a word in DOUBTFUL."""
+        return self.is_ended or self.is_forgotten
+
+    @property
     def is_waiting(self) -> bool:
         return self.word in _WAITING
 

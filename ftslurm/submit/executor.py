@@ -35,7 +35,7 @@ from ftslurm.run.spec import RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
-from ftslurm.scheduler.arrays import submit_array
+from ftslurm.scheduler.arrays import submit_groups
 from ftslurm.scheduler.local import run_batch
 from ftslurm.scheduler.sbatch import frozen_arguments, scrubbed, submit
 from ftslurm.submit.rank import TrainCall
@@ -91,20 +91,14 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
         return [_job(runs[0], submit(frozen_arguments(runs[0])))]
 
     def _submit_tasks(self, sweep: SweepLayout, run_ids: set[str]) -> list[SlurmJob]:
-        groups: dict[int, list[int]] = {}
-        for task in read_tasks(sweep):
-            if task.run_id in run_ids:
-                groups.setdefault(task.group, []).append(task.number)
+        tasks = [task for task in read_tasks(sweep) if task.run_id in run_ids]
         parallelism = self.parameters.get("array_parallelism")
-        jobs = []
-        for group, numbers in groups.items():
-            share = parallelism and max(1, int(parallelism) * len(numbers) // len(run_ids))
-            queued = submit_array(sweep, group, numbers, parallelism=share)
-            taken = {number: array.job_id(number) for array in queued for number in array.numbers}
-            jobs += [_job(sweep.task(number), job_id) for number, job_id in taken.items()]
-            if len(taken) < len(numbers):
-                break
-        return jobs
+        queued = submit_groups(sweep, tasks, parallelism=parallelism and int(parallelism))
+        return [
+            _job(sweep.task(number), array.job_id(number))
+            for array in queued
+            for number in array.numbers
+        ]
 
     def _frozen_run(self, delayed: DelayedSubmission) -> RunLayout:
         if not isinstance(delayed.function, TrainCall) or delayed.kwargs or len(delayed.args) > 1:

@@ -58,8 +58,6 @@ class Course:
                 f"detach leaves before any task has a value, and sweeper `{sweeper}` chooses tasks "
                 "by the values of others; leave detach out, or use the basic sweeper"
             )
-        if parallelism is not None and parallelism < 1:
-            raise UsageError(f"parallelism is {parallelism}; give at least 1, or leave it out")
         self.detach = detach
         self._kind = kind
         self._sweeper = sweeper

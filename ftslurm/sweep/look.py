@@ -198,7 +198,7 @@ def _look(
     run = layout.task(task.number)
     job_id = choose_job(run, states)
     view = read_view(run, job_id or "", states[job_id] if job_id else _NO_JOB, whole=False)
-    alive = tuple(name for name in reversed(list(states)) if not _is_over(states[name]))
+    alive = tuple(name for name in reversed(list(states)) if not states[name].is_over)
     if view.done:
         return _look_done(layout, task)
     if job_id is not None:
@@ -212,10 +212,6 @@ def _look(
     return _told(layout, task, view, state, why, alive=alive)
 
 
-def _is_over(state: JobState) -> bool:
-    return state.is_ended or state.is_forgotten
-
-
 def judge(view: View, was_cancelled: bool) -> tuple[str, str]:
     """(state, reason) of a run that is not DONE and has a job."""
     job = view.job
@@ -225,7 +221,7 @@ def judge(view: View, was_cancelled: bool) -> tuple[str, str]:
         return WAITING, job.reason
     if job.is_running or job.is_ending:
         return RUNNING, "" if job.is_running else job.word
-    if not _is_over(job):
+    if not job.is_over:
         return NOBODY_KNOWS, job.reason
     decision = view.latest.decision if view.latest else None
     reason = str((decision or {}).get("reason") or "")
@@ -242,7 +238,7 @@ def judge(view: View, was_cancelled: bool) -> tuple[str, str]:
 
 
 def _was_cancelled(run: RunLayout, view: View) -> bool:
-    if not _is_over(view.job):
+    if not view.job.is_over:
         return False
     # What its batch script has decided is by the order to stop, which `cancel` leaves first.
     act = newest_act(run)

@@ -12,8 +12,8 @@ from typing import Optional
 
 from ftslurm.run.jobs import BY_SUBMIT, read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
-from ftslurm.run.sweep_record import TaskRecord, read_arrays, read_sweep, read_tasks, unanswered
-from ftslurm.scheduler.arrays import find_lost, submit_array
+from ftslurm.run.sweep_record import TaskRecord, read_sweep, read_tasks
+from ftslurm.scheduler.arrays import find_lost, submit_groups
 
 
 def not_queued(layout: SweepLayout, numbers: Optional[Sequence[int]] = None) -> list[TaskRecord]:
@@ -34,8 +34,7 @@ def queue_left(
     """Queue as many of the tasks that are left as Slurm takes; how many it took. `alive`: of those
     that it has. SchedulerError: nobody can say whether there are some, or Slurm wants none. The
     caller holds the lock."""
-    if unanswered(read_arrays(layout)):
-        find_lost(layout)
+    find_lost(layout)
     return queue(layout, not_queued(layout, numbers), alive=alive, queued_by=BY_SUBMIT)
 
 
@@ -45,14 +44,5 @@ def queue(layout: SweepLayout, tasks: Sequence[TaskRecord], *, alive: int, queue
     parallelism = read_sweep(layout).parallelism
     if parallelism is not None:
         parallelism = max(1, parallelism - alive)
-    groups: dict[int, list[int]] = {}
-    for task in tasks:
-        groups.setdefault(task.group, []).append(task.number)
-    taken = 0
-    for group, numbers in groups.items():
-        arrays = submit_array(layout, group, numbers, parallelism=parallelism, queued_by=queued_by)
-        some = sum(len(array.numbers) for array in arrays)
-        taken += some
-        if some < len(numbers):
-            break
-    return taken
+    arrays = submit_groups(layout, tasks, parallelism=parallelism, queued_by=queued_by)
+    return sum(len(array.numbers) for array in arrays)
