@@ -34,7 +34,7 @@ sys.path.insert(0, str(PACKAGE.parent))
 
 from ftslurm.errors import FtslurmError, RunError, UsageError, warn  # noqa: E402
 from ftslurm.files import encode_json  # noqa: E402
-from ftslurm.health.root_only import check_root_only, check_way_to  # noqa: E402
+from ftslurm.health.root_only import check_root_only, check_way_to, others_may_write  # noqa: E402
 from ftslurm.health.settings import HealthSettings  # noqa: E402
 from ftslurm.health.settings_file import read_settings, to_record  # noqa: E402
 
@@ -108,8 +108,9 @@ def _check_sources() -> None:
     files = [Path(__file__), *_sources(), *SITE.glob("*.sh")]
     for place in sorted({*files, *(parent for file in files for parent in file.parents)}):
         found = place.lstat()
-        is_shared = place not in files and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in trusted or (found.st_mode & 0o022 and not is_shared):
+        is_folder = place not in files
+        is_open = others_may_write(found.st_mode, sticky_is_safe=is_folder)
+        if found.st_uid not in trusted or is_open:
             raise UsageError(
                 f"root must not install from `{place}`: user {found.st_uid} or others may write "
                 f"there (mode {stat.S_IMODE(found.st_mode):04o}); use a checkout of root's, or "

@@ -12,8 +12,9 @@ from ftslurm.diagnosis.health_clues import health_clues, what_is_untold
 from ftslurm.errors import PREFLIGHT_NAMED
 from ftslurm.health.report import Report, Told
 from ftslurm.health.settings import HealthSettings
+from ftslurm.recovery.case import PastAttempt, RankFailure
 from ftslurm.recovery.evidence import with_finding
-from ftslurm.recovery.policy import PastAttempt, RankFailure, decide
+from ftslurm.recovery.policy import decide
 from ftslurm.run.attempts import STOPPED, Outcome
 from ftslurm.run.spec import RecoverySpec
 

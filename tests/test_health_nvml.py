@@ -32,6 +32,8 @@ STRUCTS = {
     n.UnrepairableMemory: pynvml.c_nvmlUnrepairableMemory_v1_t,
     n.EccSramErrorStatus: pynvml.c_nvmlEccSramErrorStatus_v1_t,
     n.GpuFabricInfo: pynvml.c_nvmlGpuFabricInfo_v2_t,
+    n.Memory: pynvml.c_nvmlMemory_v2_t,
+    n.ProcessInfo: pynvml.c_nvmlProcessInfo_v3_t,
 }
 VERSIONS = {
     (n.EccSramErrorStatus, 1): pynvml.nvmlEccSramErrorStatus_v1,
@@ -39,6 +41,7 @@ VERSIONS = {
     (n.RepairStatus, 1): pynvml.nvmlRepairStatus_v1,
     (n.UnrepairableMemory, 1): pynvml.nvmlUnrepairableMemory_v1,
     (n.GpuFabricInfo, 2): pynvml.nvmlGpuFabricInfo_v2,
+    (n.Memory, 2): pynvml.nvmlMemory_v2,
 }
 # What a healthy GPU of each model does not say, because the part has no such thing.
 NOT_OF_MODEL = {

@@ -19,7 +19,7 @@ from health_probes import (
     values,
 )
 
-from ftslurm.health import child, nvml_read, sources
+from ftslurm.health import child, nvidia_smi, nvml_read, sources
 from ftslurm.health import signals as s
 from ftslurm.health.memory import Memory
 from ftslurm.health.probe import MEMORY, Probe
@@ -291,7 +291,7 @@ def test_nvidia_smi_is_not_asked_after_a_hang_nor_where_there_is_no_gpu(
 ) -> None:
     with_smi(node, monkeypatch)
     asked: list[object] = []
-    monkeypatch.setattr(sources.nvidia_smi, "read_nvidia_smi", lambda **more: asked.append(more))
+    monkeypatch.setattr(nvidia_smi, "read_nvidia_smi", lambda **more: asked.append(more))
     with monkeypatch.context() as hangs:
         hangs.setattr(nvml_read, "read_nvml", late)
         node.look("periodic")

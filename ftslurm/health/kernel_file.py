@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.health.kernel_forged import MESSAGE_BYTES
+
 _CHUNK_BYTES = 1 << 20
 _CARRY_BYTES = 1 << 16
 """A line longer than this is no line."""
@@ -35,11 +37,12 @@ def read_file(
     path: Path,
     fd: int,
     begin: Place,
+    recall: Callable[[Iterable[bytes]], None],
     take: Callable[[Iterable[bytes]], None],
     has_time: Callable[[], bool],
 ) -> tuple[Place, str]:
-    """Give `take` what has been written to `path`, open as `fd`, behind `begin`. Where that was is
-    returned, and in words what may be missing."""
+    """Give `take` what has been written to `path`, open as `fd`, behind `begin`, and `recall` the
+    last lines of before. Where it ends is returned, and in words what may be missing."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(errno.EINVAL, "neither a file nor /dev/kmsg")
     text = ""
@@ -49,12 +52,14 @@ def read_file(
             text = "it was cut or rotated away; what was written between two looks may be missing"
         else:
             try:
+                recall(_lines_before(older, begin.offset))
                 end, is_behind = _read_lines(older, begin.offset, take, has_time)
             finally:
                 os.close(older)
             if is_behind:
                 return end, _behind(end)
         begin = Place()
+    recall(_lines_before(fd, begin.offset))
     end, is_behind = _read_lines(fd, begin.offset, take, has_time)
     return end, (_behind(end) if is_behind else text)
 
@@ -70,6 +75,12 @@ def _is_same(fd: int, place: Place) -> bool:
 def _mark(fd: int, offset: int) -> int:
     begin = max(0, offset - _MARK_BYTES)
     return zlib.crc32(os.pread(fd, offset - begin, begin))
+
+
+def _lines_before(fd: int, offset: int) -> list[bytes]:
+    """As many as one message may have; a piece of a line in front of them does no harm."""
+    begin = max(0, offset - MESSAGE_BYTES)
+    return os.pread(fd, offset - begin, begin).split(b"\n")[:-1]
 
 
 def _rotated(path: Path, place: Place) -> Optional[int]:

@@ -107,7 +107,8 @@ def _read(
         seq = begin.seq if begin.boot_id == boot_id else -1  # the records of a boot begin anew
         seq, text = read_kmsg(lambda: os.read(fd, _RECORD_BYTES), seq, tally, has_time)
         return Cursor(boot_id, seq=seq), text
-    place, text = read_file(path, fd, Place(begin.offset, begin.mark), tally.add_all, has_time)
+    place = Place(begin.offset, begin.mark)
+    place, text = read_file(path, fd, place, tally.go_on_from, tally.add_all, has_time)
     return Cursor(boot_id, place.offset, place.mark), text
 
 

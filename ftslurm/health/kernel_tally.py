@@ -7,10 +7,12 @@ is left out is told. Nothing is read or written here.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from ftslurm.health.kernel_forged import MESSAGE_LINES, may_be_users
 from ftslurm.health.kernel_line import LINE_BYTES, KernelEvent, is_first_line, parse_line
 from ftslurm.health.signals import normal_bus
 
@@ -51,6 +53,7 @@ class Tally:
         self._now = now
         self._is_new_boot = is_new_boot
         self._line = 0
+        self._before: deque[bytes] = deque(maxlen=0)
         self._wrapped: tuple[int, str] = (-_WRAPPED_LINES, "")
         self._clear()
 
@@ -58,6 +61,12 @@ class Tally:
         self._by_message: dict[bytes, _Entry] = {}
         self._by_error: dict[bytes, list[_Entry]] = {}
         self._left_out = 0
+        self._forged = 0
+
+    def go_on_from(self, lines: Iterable[bytes]) -> None:
+        """The lines that a file has before those to come. In a file, unlike in /dev/kmsg, a line
+        may be part of another's message."""
+        self._before = deque((*self._before, *lines), maxlen=MESSAGE_LINES)
 
     def add_all(self, lines: Iterable[bytes]) -> None:
         for line in lines:
@@ -73,6 +82,7 @@ class Tally:
                 self._add(line)
             elif b"NVIDIA GPU" in line:
                 self._begin_wrapped(line)
+            self._before.append(line)
 
     def events(self) -> tuple[KernelEvent, ...]:
         """In the order of their last lines, and of those lines' times."""
@@ -88,9 +98,17 @@ class Tally:
         return last.at if last else entry.event.at
 
     def complaint(self) -> str:
-        if not self._left_out:
-            return ""
-        return f"more than {_ERRORS} different errors; {self._left_out} lines were left out"
+        texts = []
+        if self._left_out:
+            texts.append(
+                f"more than {_ERRORS} different errors; {self._left_out} lines were left out"
+            )
+        if self._forged:
+            texts.append(
+                f"{self._forged} lines read like hardware errors and stand in the midst of a "
+                "message with a name of a user's, which may have put them there"
+            )
+        return "; ".join(texts)
 
     def _add(self, line: bytes) -> None:
         message = _message(line)
@@ -112,6 +130,9 @@ class Tally:
         event = parse_line(line, boot_at=self._boot_at, now=self._now)
         if event is None or self._is_of_before(event):
             return
+        if may_be_users(line, self._before):
+            self._forged += 1
+            return
         if not of_error and len(self._by_error) >= _ERRORS:
             self._left_out += 1
             return
@@ -130,7 +151,7 @@ class Tally:
         return bus if self._line - begun < _WRAPPED_LINES else ""
 
     def _is_boot(self, line: bytes) -> bool:
-        is_boot = is_first_line(line)
+        is_boot = is_first_line(line) and not may_be_users(line, self._before)
         if is_boot and self._is_new_boot:
             self._clear()
         return is_boot

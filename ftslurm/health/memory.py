@@ -17,9 +17,9 @@ from ftslurm.health import signals as s
 from ftslurm.health.decision_table import BELOW_BASELINE, DECISION_TABLE, LEFT
 from ftslurm.health.history import History, history_record, parse_history
 from ftslurm.health.kernel_log import Cursor, cursor_record, parse_cursor
-from ftslurm.health.nvidia_smi import SOURCE as NVIDIA_SMI
 from ftslurm.health.nvml_read import SOURCE as NVML
 from ftslurm.health.second_look import HASTE
+from ftslurm.health.settings import NVIDIA_SMI
 from ftslurm.health.signals import Reading, is_number, parse_reading, reading_record
 from ftslurm.health.sysfs import SOURCE as SYSFS
 from ftslurm.health.verdict import HARD, Verdict, rank

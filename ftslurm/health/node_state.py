@@ -101,8 +101,10 @@ def in_other_hands(state: NodeState) -> str:
 
 
 def has_note_of_another(state: NodeState) -> bool:
-    """In service, with words of somebody's as its reason. We would write over them; Slurm, when it
-    drains the node itself, keeps them (node_mgr.c, drain_nodes)."""
+    """In service, with words of somebody's as its reason, which can only be those of slurm.conf:
+    scontrol drops a reason without a drain, and a job's start takes one away until slurm.conf is
+    read again. We would write over it; Slurm, when it drains the node itself, keeps it (seen on
+    22.05, 24.11 and 26.05)."""
     is_plain = not in_other_hands(replace(state, reason=""))
     return is_plain and not state.is_drained and bool(state.reason) and not state.is_ours
 

@@ -19,12 +19,13 @@ from ftslurm.health.child import NOT_RUN, Ended, run_command
 from ftslurm.health.look import Parts
 from ftslurm.health.nvidia_smi_fields import CSV_FIELDS, field_signals, whole
 from ftslurm.health.nvml_links import model_links
+from ftslurm.health.settings import NVIDIA_SMI
 from ftslurm.health.signals import Failure, Gpu, Signal, normal_bus
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
 
-SOURCE = "nvidia_smi"
+SOURCE = NVIDIA_SMI
 
 _BUS = r"((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 _GPU_LINE = re.compile(rf"GPU {_BUS}\Z")

@@ -34,7 +34,14 @@ _VERSIONED = {
     n.RepairStatus: 1,
     n.UnrepairableMemory: 1,
     n.GpuFabricInfo: 2,
+    n.Memory: 2,
 }
+
+
+_MORE_PROCESSES = 16
+"""Room for those that begin between two calls."""
+_NOT_AVAILABLE = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE"""
 
 
 def _no_trace(call: str) -> None:
@@ -120,6 +127,27 @@ class Nvml:
             POINTER(c_ulonglong)(),
         )
         return (n.SUCCESS if code == n.ERROR_INSUFFICIENT_SIZE else code), count.value
+
+    def processes(self, device: c_void_p) -> tuple[int, dict[int, Optional[int]]]:
+        """Pid -> bytes that it holds, None where the driver cannot say; one that has begun since
+        the list was measured is left out."""
+        name = "nvmlDeviceGetComputeRunningProcesses_v3"
+        count = c_uint(0)
+        code = self.call(name, device, byref(count), POINTER(n.ProcessInfo)())
+        if code == n.ERROR_FUNCTION_NOT_FOUND:  # drivers before 510
+            name = name.replace("_v3", "_v2")
+            code = self.call(name, device, byref(count), POINTER(n.ProcessInfo)())
+        if code != n.ERROR_INSUFFICIENT_SIZE:
+            return code, {}
+        size = count.value + _MORE_PROCESSES
+        count, found = c_uint(size), (n.ProcessInfo * size)()
+        code = self.call(name, device, byref(count), found)
+        if code:
+            return code, {}
+        return code, {
+            one.pid: None if one.usedGpuMemory == _NOT_AVAILABLE else one.usedGpuMemory
+            for one in found[: count.value]
+        }
 
     def fields(
         self, device: c_void_p, wanted: Sequence[Field]

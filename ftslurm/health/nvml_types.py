@@ -159,6 +159,29 @@ class FieldValue(Structure):
     ]
 
 
+class Memory(Structure):
+    """nvmlMemory_v2_t. `used` leaves out what the driver keeps for itself."""
+
+    _fields_ = [
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    ]
+
+
+class ProcessInfo(Structure):
+    """nvmlProcessInfo_t of nvmlDeviceGetComputeRunningProcesses_v3, and of _v2."""
+
+    _fields_ = [
+        ("pid", c_uint),
+        ("usedGpuMemory", c_ulonglong),
+        ("gpuInstanceId", c_uint),
+        ("computeInstanceId", c_uint),
+    ]
+
+
 class RowRemapperHistogram(Structure):
     _fields_ = [
         ("max", c_uint),

@@ -21,6 +21,7 @@ from ftslurm.errors import FormatError
 from ftslurm.health.history import History
 from ftslurm.health.job import JobFacts, of_job
 from ftslurm.health.job_start import JobHere, JobStart, jobs_here, read_start, write_start
+from ftslurm.health.kernel_counted import Begin, complaints_of, counted, first_begin
 from ftslurm.health.kernel_line import KernelEvent
 from ftslurm.health.kernel_log import SOURCE as KERNEL_LOG
 from ftslurm.health.kernel_log import Cursor, signals_of
@@ -38,7 +39,7 @@ from ftslurm.health.memory import (
 from ftslurm.health.second_look import wait_for_second_look, without_haste
 from ftslurm.health.settings import HealthSettings, thresholds_of
 from ftslurm.health.signals import Failure, Gpu, Reading, Signal
-from ftslurm.health.sources import DRIVER, Budget, Scope, read_hardware, read_log
+from ftslurm.health.sources import DRIVER, Budget, Hardware, Scope, read_hardware, read_log
 from ftslurm.health.state_dir import StateDir
 from ftslurm.health.sysfs import read_boot_id
 from ftslurm.health.unread import as_counted_before, too_long
@@ -55,8 +56,6 @@ _LOOK_SHARE = 0.7
 """Of a budget; what is left of an epilog's is enough for three calls of Slurm."""
 _PROBE_S = 8.0
 _SECOND_LOOK_S = 1.5
-_FIRST_LOOK_S = 3600.0
-"""How far back the kernel's lines count for a look that knows of none before it."""
 _LOCK_SHARE = 0.2
 _SETTLE_WAIT_S = 3.0
 _NOT_SETTLED = "the next look finds the same again, since that it was settled is not kept:"
@@ -88,17 +87,20 @@ def look_at(
     state: Optional[StateDir],
     *,
     since: Optional[float] = None,
+    installed_at: Optional[float] = None,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Probe:
     """Look once, by the rules of `context`: prolog, epilog, periodic or probe.
 
     `state` None: a user's look, with nothing before it and nothing kept. `since`, in UTC seconds:
-    the kernel's lines of before do not count. A `probe` leaves nothing for the next look but what
-    hangs.
+    the kernel's lines of before do not count. `installed_at`: when this code came to be where it
+    is, if its file does not say it. A `probe` leaves nothing for the next look but what hangs.
     """
     began = time.monotonic()
-    look = _Look(context, settings, job, state, since, clock, sleep)
+    if installed_at is None:
+        installed_at = Path(__file__).stat().st_ctime
+    look = _Look(context, settings, job, state, since, installed_at, clock, sleep)
     with contextlib.ExitStack() as stack:
         is_alone = state is None or look.gets_lock(stack, state)
         probe = look.now() if is_alone else look.stored()
@@ -147,6 +149,7 @@ class _Look:
     job: JobFacts
     state: Optional[StateDir]
     since: Optional[float]
+    installed_at: float
     clock: Callable[[], float]
     sleep: Callable[[float], None]
     notes: list[str] = field(default_factory=list)
@@ -164,7 +167,7 @@ class _Look:
         self.jobs: list[JobHere] = []
         self.start: Optional[JobStart] = None
         """Of the job that this look is about: that of the epilog, or the latest that is here."""
-        self.counts_from = self.since
+        self.begin = Begin(self.since)
 
     def gets_lock(self, stack: contextlib.ExitStack, state: StateDir) -> bool:
         try:
@@ -226,8 +229,9 @@ class _Look:
 
     def recall(self) -> Memory:
         """What earlier looks have left. Where that cannot be read, the kernel's lines count from
-        when it was written; where there is none, from a while ago."""
-        memory = Memory(self.boot_id, counts_from=self.clock() - _FIRST_LOOK_S)
+        when it was written; where there is none, as in a first look."""
+        first = first_begin(self.clock(), self.installed_at)
+        memory = Memory(self.boot_id, counts_from=first.at)
         if self.state is not None:
             try:
                 record = self.state.read_json(MEMORY)
@@ -239,7 +243,7 @@ class _Look:
                 memory = replace(memory, counts_from=written_at or memory.counts_from)
             self.find_start(self.state)
         if self.since is None:
-            self.counts_from = memory.counts_from
+            self.begin = Begin(memory.counts_from, is_first=memory.cursor is None)
         return memory
 
     def find_start(self, state: StateDir) -> None:
@@ -271,7 +275,7 @@ class _Look:
         events, failures = first.events if first else (), hardware.failures
         if log is not None:
             cursor = log.cursor
-            events += self.counting(log.events)
+            events += self.counting(log.events, hardware)
             if self.scope.in_job:  # most systems keep the log from users (dmesg_restrict)
                 self.notes += [f"{one.source}: {one.text}" for one in log.failures]
             else:
@@ -282,15 +286,25 @@ class _Look:
             reading = without_haste(reading, memory.history)
         return _Read(reading, events, cursor, hardware.abandoned)
 
-    def counting(self, events: Sequence[KernelEvent]) -> tuple[KernelEvent, ...]:
-        """A time to come is none: the clock has been set back since."""
-        begin = self.counts_from
-        if begin is None or begin > self.clock():
-            return tuple(events)
-        kept = tuple(one for one in events if one.at is None or one.at >= begin)
-        if len(kept) < len(events):
-            self.notes.append(f"{len(events) - len(kept)} kernel messages are too old to count")
-        return kept
+    def counting(
+        self, events: Sequence[KernelEvent], hardware: Hardware
+    ) -> tuple[KernelEvent, ...]:
+        found = counted(events, self.begin, now=self.clock(), hardware=hardware.signals)
+        self.notes += found.notes
+        if self.begin.is_first and self.state is not None and found.old:
+            self.complaints += complaints_of(self.hard_of(found.old, hardware))
+        return found.kept
+
+    def hard_of(self, events: Sequence[KernelEvent], hardware: Hardware) -> list[Verdict]:
+        """Of the kernel's messages alone, as they would be judged."""
+        signals = [*signals_of(events, hardware.gpus), *hardware.signals]
+        reading = self.reading(hardware.gpus, signals, ())
+        verdicts = judge(reading, baseline=None, history=History(), thresholds=self.thresholds)
+        return [
+            one
+            for one in verdicts
+            if one.word in HARD and one.signals and one.signals[0].kind in LOG_KINDS
+        ]
 
     def ended_job(self) -> Optional[JobFacts]:
         """Whose processes should be gone. Where its user has another job here, only what is in the

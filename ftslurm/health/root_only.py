@@ -14,16 +14,21 @@ from pathlib import Path
 from ftslurm.errors import FormatError
 
 ROOT = 0
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40
 """As many as the kernel follows (path_resolution(7))."""
+
+
+def others_may_write(mode: int, *, sticky_is_safe: bool = False) -> bool:
+    """Whether anyone but its owner may, by a mode as stat(2) gives it."""
+    may = bool(mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return may and not (sticky_is_safe and mode & stat.S_ISVTX)
 
 
 def check_root_only(path: Path) -> None:
     """FormatError unless `path` and the way to it are root's, and nobody else may write there.
     OSError where something of it is missing."""
     check_way_to(path)
-    _check_mode(path, may_be_sticky=False)
+    _check_mode(path, sticky_is_safe=False)
 
 
 def check_way_to(path: Path, *, links: int = _MOST_LINKS) -> None:
@@ -46,12 +51,12 @@ def check_way_to(path: Path, *, links: int = _MOST_LINKS) -> None:
             target = os.path.normpath(place.parent / os.readlink(place))  # noqa: PTH115
             check_way_to(Path(target), links=links - 1)
         if place != path:
-            _check_mode(place, may_be_sticky=True)
+            _check_mode(place, sticky_is_safe=True)
 
 
-def _check_mode(place: Path, *, may_be_sticky: bool) -> None:
+def _check_mode(place: Path, *, sticky_is_safe: bool) -> None:
     mode = stat.S_IMODE(place.stat().st_mode)
-    if mode & _WRITABLE_BY_OTHERS and not (may_be_sticky and mode & stat.S_ISVTX):
+    if others_may_write(mode, sticky_is_safe=sticky_is_safe):
         raise FormatError(
             f"`{place}` may be written by others than root (mode {mode:04o}), so root does not "
             "trust it"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ftslurm.health.verdict import Thresholds
 
 DRAIN_MODE, SHADOW_MODE = "drain", "shadow"
-SOURCES = ("kernel_log", "nvml", "nvidia_smi", "rdma", "sysfs")
+NVIDIA_SMI = "nvidia_smi"
+SOURCES = ("kernel_log", "nvml", NVIDIA_SMI, "rdma", "sysfs")
 """What may be left out as a whole."""
 
 

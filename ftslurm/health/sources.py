@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.health import kernel_log, nvidia_smi, nvml_read, sysfs
+from ftslurm.health import kernel_log, nvml_read, sysfs
 from ftslurm.health import signals as s
 from ftslurm.health.child import KILL_WAIT_S, TERM_WAIT_S, is_running
 from ftslurm.health.job import JobFacts
 from ftslurm.health.kernel_log import Cursor, NewEvents
 from ftslurm.health.look import Parts
 from ftslurm.health.second_look import HASTE
-from ftslurm.health.settings import HealthSettings
+from ftslurm.health.settings import NVIDIA_SMI, HealthSettings
 from ftslurm.health.signals import Failure, Gpu, Signal
 
 DRIVER = "driver"
@@ -213,8 +213,10 @@ def _ask_nvml(scope: Scope, deadline_s: float, buses: Sequence[str]) -> Parts:
 
 def _ask_smi(scope: Scope, budget: Budget) -> Parts:
     deadline_s = budget.share(_SMI_S)
-    if not scope.asks(nvidia_smi.SOURCE) or not deadline_s:
+    if not scope.asks(NVIDIA_SMI) or not deadline_s:
         return Parts()
+    from ftslurm.health import nvidia_smi  # late: few nodes need it
+
     return nvidia_smi.read_nvidia_smi(deadline_s=deadline_s, command=scope.settings.nvidia_smi)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Optional
 
 from ftslurm.errors import FormatError, SpecError, UsageError
 from ftslurm.files import decode_json, encode_json
+from ftslurm.health.root_only import others_may_write
 
 RECORD_BYTES = 16 << 20
 """A larger file is none of ours."""
@@ -32,7 +33,6 @@ _TEMPORARY = ".tmp"
 _LEFT_BEHIND_S = 3600.0
 _TICK_S = 0.02
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StateDir:
@@ -79,7 +79,7 @@ class StateDir:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
                 raise FormatError(f"`{where}` is not a file of ours; remove it")
-            if status.st_mode & _OF_OTHERS or status.st_size > RECORD_BYTES:
+            if others_may_write(status.st_mode) or status.st_size > RECORD_BYTES:
                 raise FormatError(f"`{where}` can be written by others, or is too large; remove it")
             with open(fd, "rb", buffering=0, closefd=False) as stream:
                 data = stream.readall()
@@ -214,10 +214,10 @@ def _refuse_foreign(fd: int, folder: Path, path: Path) -> None:
     """Whoever can write a folder can exchange what is in it; where it is sticky, as /tmp, only
     what is their own (rename(2))."""
     status = os.fstat(fd)
-    is_shared = bool(status.st_mode & _OF_OTHERS)
-    is_safe = not is_shared or (folder != path and bool(status.st_mode & stat.S_ISVTX))
+    is_safe = not others_may_write(status.st_mode, sticky_is_safe=folder != path)
     if status.st_uid in (0, os.geteuid()) and is_safe:
         return
+    is_shared = others_may_write(status.st_mode)
     whose = "can be written by others" if is_shared else f"belongs to uid {status.st_uid}"
     raise SpecError(
         f"`{folder}` {whose}, so the state folder `{path}` is not used; give it to root, mode "

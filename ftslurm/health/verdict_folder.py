@@ -18,6 +18,7 @@ from pathlib import Path
 from ftslurm.errors import FormatError, FtslurmError
 from ftslurm.health.child import run_function
 from ftslurm.health.report import Report, parse_report, report_record
+from ftslurm.health.root_only import ROOT, others_may_write
 from ftslurm.health.state_dir import StateDir
 
 LATEST = "latest.json"
@@ -26,7 +27,6 @@ WRITE_S = 3.0
 """A shared file system that does not answer must not hold up an epilog."""
 _MOST_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def write_verdicts(folder: Path, report: Report, *, deadline_s: float = WRITE_S) -> str:
@@ -65,15 +65,15 @@ def _write(folder: Path, report: Report) -> None:
 
 
 def read_verdicts(
-    folder: Path, nodes: Sequence[str], *, job: str = "", since: float = 0.0, owner: int = 0
+    folder: Path, nodes: Sequence[str], *, job: str = ""
 ) -> tuple[list[Report], list[str]]:
-    """(reports, notes): of each node its report on `job` and its latest, where they are not older
-    than `since` (UTC seconds). A node without one is no note: it may have none to give."""
+    """(reports, notes): of each node its report on `job` and its latest. A node without one is no
+    note: it may have none to give."""
     reports, notes = [], []
     for node in nodes:
         for name in (f"{job}.json", LATEST) if job else (LATEST,):
             try:
-                report = _read(folder, node, name, owner)
+                report = _read(folder, node, name)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -82,23 +82,23 @@ def read_verdicts(
             except FormatError as error:
                 notes.append(str(error))
                 continue
-            if report.at >= since and report not in reports:
+            if report not in reports:
                 reports.append(report)
     return reports, notes
 
 
-def _read(folder: Path, node: str, name: str, owner: int) -> Report:
+def _read(folder: Path, node: str, name: str) -> Report:
     if not (_NAME.fullmatch(node) and _NAME.fullmatch(name)):
         raise FormatError(f"`{node}` is no name of a node, or `{name}` none of a job")
     where = str(folder / node / name)
     with contextlib.ExitStack() as stack:
-        top = stack.enter_context(_opened(folder, os.O_DIRECTORY, owner))
+        top = stack.enter_context(_opened(folder, os.O_DIRECTORY))
         place = stack.enter_context(
-            _opened(folder / node, os.O_DIRECTORY | os.O_NOFOLLOW, owner, dir_fd=top)
+            _opened(folder / node, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
         )
         # Without O_NONBLOCK, a FIFO would have the reader wait for a writer (fifo(7)).
         flags = os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = stack.enter_context(_opened(folder / node / name, flags, owner, dir_fd=place))
+        fd = stack.enter_context(_opened(folder / node / name, flags, dir_fd=place))
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise FormatError(f"`{where}` is no regular file, so it is not believed")
         data = os.read(fd, _MOST_BYTES)
@@ -113,13 +113,13 @@ def _read(folder: Path, node: str, name: str, owner: int) -> Report:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int, owner: int, *, dir_fd: int = -1) -> Iterator[int]:
-    """Opened by its last name below `dir_fd`, and nobody's but `owner`'s."""
+def _opened(path: Path, flags: int, *, dir_fd: int = -1) -> Iterator[int]:
+    """Opened by its last name below `dir_fd`, and nobody's but root's."""
     name, at = (path.name, dir_fd) if dir_fd >= 0 else (str(path), None)
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=at)
     try:
         found = os.fstat(fd)
-        if found.st_uid != owner or found.st_mode & _WRITABLE_BY_OTHERS:
+        if found.st_uid != ROOT or others_may_write(found.st_mode):
             raise FormatError(
                 f"`{path}` is user {found.st_uid}'s with mode {stat.S_IMODE(found.st_mode):04o}; "
                 "only what nobody but root can write is believed"

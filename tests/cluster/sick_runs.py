@@ -69,7 +69,8 @@ class PlacedRun(LabRun):
         self.lab.wait_for_state(self.job_id, ["COMPLETING"], 15)
         start = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now+4"]
         self.lab.run_as(self.lab.user, start)
-        # Accepted, and forgotten when the epilogs have ended (seen on 22.05).
+        # Accepted, and forgotten when the epilogs have ended: a start two minutes from then takes
+        # its place (seen on 22.05, 24.11 and 26.05).
         self.lab.hasten(self.job_id, timeout_s=90)
 
 

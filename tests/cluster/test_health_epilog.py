@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import spine
 from health_site import SICK, HealthSite
-from lab import Lab
+from lab import Lab, wait_until
 from sick_runs import PlacedRun
 
 from ftslurm.run.attempts import read_attempt, read_events
@@ -124,6 +124,26 @@ def test_expedited_a_job_that_failed_on_a_sick_node_starts_again_elsewhere_by_th
 def require_expedited_requeue(lab: Lab) -> None:
     if lab.version < (25, 11):
         pytest.skip("Slurm before 25.11 has no --requeue=expedite")
+
+
+@pytest.mark.full
+def test_slurm_keeps_a_nodes_note_when_it_drains_it_by_our_exit_code(site: HealthSite) -> None:
+    """slurm.conf alone can give a node in service a reason: scontrol drops one that comes without
+    a drain, and a job's start takes it away, until slurm.conf is read again."""
+    lab, note = site.lab, "noisy_fan_ticket_4711"
+    site.run_in_slurm("prolog", "epilog")
+    job = lab.sbatch_as(lab.user, "--nodelist=n2", "--output=/dev/null", script="sleep 300")
+    lab.wait_for_state(job, ["RUNNING"], 20)
+    conf = lab.folder / "etc/slurm.conf"
+    conf.write_text(conf.read_text().replace(" State=UNKNOWN", f" State=UNKNOWN Reason={note}"))
+    lab.run_as_root("scontrol", "reconfigure")
+    assert not site.drained(), "a note alone drains nothing"
+    site.nodes["n2"].fall_sick("Xid 48")
+    lab.run_as(lab.user, ["scancel", job])
+    assert site.wait_for_call("n2", "epilog", job).code == 1, site.says()
+    drained = wait_until(lambda: site.drained() or None, timeout_s=20, seen=site.says)
+    lab.run_as_root("scontrol", "update", "NodeName=n[1-4]", "Reason=none")
+    assert list(drained) == ["n2"] and drained["n2"].startswith(note), site.says()
 
 
 @pytest.mark.full

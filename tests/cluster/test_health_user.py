@@ -7,7 +7,7 @@ import pytest
 from health_site import HealthSite
 from sick_runs import PlacedRun
 
-from ftslurm.recovery.evidence import read_decision
+from ftslurm.run.attempts import read_decision
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.full]
 

@@ -1,8 +1,8 @@
 /* A libnvidia-ml.so.1 whose GPUs are lines of a file.
  *
- * The file is named by FTSLURM_FAKE_NVML and read by each nvmlInit. A line is `GPU KEY VALUE`, GPU an
- * index or `*`; a later line outranks an earlier one. What a function has no line for, it does not
- * support. Keys:
+ * The file is named by FTSLURM_FAKE_NVML and read by each nvmlInit and nvmlDeviceGetCount. A line is
+ * `GPU KEY VALUE`, GPU an index or `*`; a later line outranks an earlier one. What a function has no
+ * line for, it does not support. Keys:
  *   code:FUNCTION   nvmlReturn of the function; code:* of all that take this GPU's handle
  *   hang:FUNCTION   it does not return; TERM ends it. stuck:FUNCTION: only KILL does
  *   crash:FUNCTION  it ends the process by SIGSEGV
@@ -128,6 +128,7 @@ int nvmlShutdown(void) { is_started = 0; return SUCCESS; }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
     if (!is_started) return UNINITIALIZED;
+    load();
     int code = refusal(-1, __func__);
     if (!code) *count = (unsigned)atoi(find(-1, "gpus"));
     return code;
@@ -262,6 +263,7 @@ int nvmlDeviceGetUtilizationRates(device_t device, unsigned rates[2]) {
     rates[1] = 0;
     return small(device, "utilisation", &rates[0]);
 }
+SMALL(nvmlDeviceGetNumaNodeId, "numa")
 int nvmlDeviceGetMigMode(device_t device, unsigned *now, unsigned *pending) {
     ENTER(device);
     int code = small(device, "mig", now);
@@ -269,7 +271,44 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *now, unsigned *pending) {
     return code;
 }
 
+/* `memory` is the used bytes, `processes` a list of PID:BYTES parted by commas; BYTES may be -1. */
+typedef struct { unsigned pid; u64 bytes; unsigned gpu_instance, compute_instance; } process_t;
+static int processes(device_t device, unsigned *count, process_t *found) {
+    const char *text = find(gpu_of(device), "processes");
+    unsigned size = 0;
+    if (!text) return NOT_SUPPORTED;
+    for (const char *at = text; at && strchr(at, ':'); at = strchr(at, ',')) {
+        if (*at == ',') at++;
+        if (size < *count) {
+            process_t one = {(unsigned)atoi(at), strtoull(strchr(at, ':') + 1, NULL, 0), ~0u, ~0u};
+            found[size] = one;
+        }
+        size++;
+    }
+    int code = size > *count ? INSUFFICIENT_SIZE : SUCCESS;
+    *count = size;
+    return code;
+}
+int nvmlDeviceGetComputeRunningProcesses_v2(device_t device, unsigned *count, process_t *found) {
+    ENTER(device);
+    return processes(device, count, found);
+}
+
 #ifndef OLD_DRIVER
+typedef struct { unsigned version; u64 total, reserved, free, used; } memory_t;
+int nvmlDeviceGetMemoryInfo_v2(device_t device, memory_t *memory) {
+    ENTER(device);
+    if (memory->version != (sizeof *memory | 2u << 24)) return VERSION_MISMATCH;
+    memory->total = 80ULL << 30;
+    memory->reserved = 600ULL << 20;
+    int code = number(device, "memory", &memory->used);
+    memory->free = memory->total - memory->used;
+    return code;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, process_t *found) {
+    ENTER(device);
+    return processes(device, count, found);
+}
 LARGE(nvmlDeviceGetCurrentClocksEventReasons, "clocks")
 
 typedef struct { unsigned version; u64 agg_parity, agg_secded, agg_cor, vol_parity, vol_secded, vol_cor,
