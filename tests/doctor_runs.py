@@ -6,7 +6,14 @@ from checkpoints import make_step
 
 from ftslurm.files import write_json
 from ftslurm.replay.trace import TraceRow, TraceWriter
-from ftslurm.run.attempts import Attempt, append_event, claim
+from ftslurm.run.attempts import (
+    STOPPED,
+    Attempt,
+    Outcome,
+    append_event,
+    claim,
+    write_outcome,
+)
 from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, to_dict
@@ -62,6 +69,12 @@ class OldRun:
                   "decided_at": BEGAN + at + 1, "exclude": list(exclude), **more}  # fmt: skip
         write_json(self.layout.attempt(attempt).decision_json, record)
 
+    def leave(self, attempt, step, at, *, committed):
+        """A signal asked for it at `step`; `committed`: the newest step that was in time."""
+        self.event(attempt, "signal", at, signal="USR1", step=step)
+        outcome = Outcome(STOPPED, step, committed, signal="USR1", written_at=BEGAN + at + 50)
+        write_outcome(self.layout.attempt(attempt), outcome)
+
     def rank_error(self, attempt, rank, at):
         record = {"schema_version": 1, "rank": rank, "node": "n2", "type": "Killed", "step": 30,
                   "message": "by somebody", "at": BEGAN + at, "traceback": []}  # fmt: skip
@@ -87,6 +100,7 @@ def practised(runs):
                first_failure={"rank": 1, "node": "n2", "error": "killed"})  # fmt: skip
     run.attempt(130, steps=range(21, 31), restored=20)
     run.event(3, "rejected", 131, step=22, reason="a shard has another digest")
+    run.event(3, "fell_back", 131, step=20, adopted=22, vanished=[])
     run.finding(3, "node_lost", 150)
     run.decide(3, 152, "node", exclude=["n2"])
     run.attempt(170, steps=range(21, 31), restored=20, saved_by=2, ranks=1)

@@ -6,6 +6,7 @@ import time
 import pytest
 from doctor_runs import SITE, OldRun
 
+from ftslurm.cli import main
 from ftslurm.doctor import cheap
 from ftslurm.doctor.cheap import cheap_findings
 from ftslurm.doctor.line import FAIL, WARN
@@ -95,9 +96,21 @@ REAL_ROOM = cheap.check_room
 
 def test_a_run_like_one_that_could_not_save_in_time_is_warned(tmp_path):
     run = saved(tmp_path)
-    run.event(1, "signal", 20, signal="USR1", step=8)
-    run.event(1, "save_abandoned", 50, step=8, reason="no time")
+    run.leave(1, 8, 20, committed=5)
     assert named(slurm_spec(), GOOD, tmp_path) == [("runs.emergency_save", WARN)]
+
+
+def test_submit_says_it_by_the_way(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mytrain.py").write_text("def main():\n    return 0\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_JOB_ID", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    asked = ["submit", "entry=rank:mytrain:main", "steps=3", "--dry-run"]
+    assert main(asked) == 0
+    assert "mount with hard" not in capsys.readouterr().err
+    monkeypatch.setattr(cheap, "mount_of", lambda _: Mount("/x", "nfs4", "s:/x", "soft"))
+    assert main(asked) == 0
+    assert "nfs4 from s:/x, mounted at /x with soft" in capsys.readouterr().err
 
 
 def test_it_is_cheap_among_many_runs(tmp_path):

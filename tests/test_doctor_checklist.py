@@ -12,7 +12,14 @@ from ftslurm.doctor.checklist import answers
 from ftslurm.doctor.checklist_command import read_asked, render
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
 from ftslurm.doctor.mounts import Mount
-from ftslurm.doctor.run_facts import check_emergency_saves, newest_runs, percentile
+from ftslurm.doctor.run_facts import (
+    check_emergency_saves,
+    past_runs,
+    percentile,
+    saves_of,
+)
+from ftslurm.files import write_json
+from ftslurm.run.skipped import note_skip
 from ftslurm.run.spec import RecoverySpec, RunSpec
 
 PROGRAMS = ("slurm.prolog", "slurm.epilog", "slurm.health_check")
@@ -57,7 +64,9 @@ def test_a_run_to_which_everything_has_happened_answers_with_what_and_when(tmp_p
     assert "4 failures in 1 runs: MTTD 5.0 s" in found[14].seen
     assert "3 of 3 failed attempts" in found[14].seen
     assert "time in the queue before the first attempt 30.0 s" in found[14].seen
-    assert "of 35 steps that were trained again" in found[17].seen
+    # Fifteen of them on one rank or after it: their losses are held against those before.
+    assert "35 steps were trained again after a restore; 35 of 35 had the same" in found[17].seen
+    assert "25 of 25 the same loss" in found[17].seen
 
 
 def test_a_bad_newest_step_fails_and_is_told(tmp_path):
@@ -79,9 +88,11 @@ def test_damage_that_only_reading_every_byte_finds_is_not_claimed_to_be_absent(t
 @pytest.mark.parametrize(
     ("more", "state", "word"),
     [
-        ({"loss": 0.25}, FAIL, "0 had the same loss"),
-        ({"tokens": 101}, FAIL, "0 the same samples and tokens"),
-        ({}, WARN, "5 had the same loss to the last bit and 5 the same"),
+        ({"loss": 0.25}, FAIL, "0 of 5 the same loss"),
+        ({"tokens": 101}, FAIL, "0 of 5 had the same samples and tokens"),
+        ({}, WARN, "5 of 5 had the same samples and tokens, 5 of 5 the same loss to the last bit"),
+        ({"loss": 0.25, "ranks": 1}, WARN, "5 of 5 had the same samples and tokens, no loss had"),
+        ({"tokens": 101, "ranks": 1}, FAIL, "0 of 5 had the same samples and tokens"),
     ],
 )
 def test_steps_trained_twice_are_compared_to_the_last_bit(tmp_path, more, state, word):
@@ -91,6 +102,60 @@ def test_steps_trained_twice_are_compared_to_the_last_bit(tmp_path, more, state,
     run.decide(1, 60, "unknown")
     run.attempt(100, steps=range(21, 31), restored=20, **more)
     assert (told(tmp_path)[17].state, word in told(tmp_path)[17].seen) == (state, True)
+
+
+def other_losses(tmp_path, *, spec=None):
+    """A run whose steps 21 to 25 have another loss and other data the second time."""
+    run = OldRun(tmp_path, spec=spec)
+    run.attempt(30, steps=range(1, 26))
+    run.decide(1, 60, "numeric")
+    run.attempt(100, steps=range(21, 31), restored=20, loss=0.25, tokens=101)
+    return run
+
+
+def test_a_run_that_may_differ_is_not_blamed_for_it(tmp_path):
+    run = OldRun(tmp_path, spec=RunSpec(deterministic=False))
+    run.attempt(30, steps=range(1, 26))
+    run.attempt(100, steps=range(21, 31), restored=20, loss=0.25)
+    found = told(tmp_path)[17]
+    assert (found.state, "deterministic=false" in found.seen) == (WARN, True)
+    assert "5 of 5 had the same samples" in found.seen
+
+
+def test_steps_from_which_batches_were_passed_over_need_not_be_the_same(tmp_path):
+    run = other_losses(tmp_path)
+    assert told(tmp_path)[17].state == FAIL
+    note_skip(run.layout, (21, 25), attempt=1)
+    found = told(tmp_path)[17]
+    assert (found.state, "0 of 0 had the same samples" in found.seen) == (WARN, True)
+
+
+def test_steps_before_those_that_were_passed_over_do_have_to_be_the_same(tmp_path):
+    run = other_losses(tmp_path)
+    note_skip(run.layout, (24, 25), attempt=1)
+    found = told(tmp_path)[17]
+    assert (found.state, "0 of 3 had the same samples" in found.seen) == (FAIL, True)
+
+
+def test_other_code_may_have_another_loss_and_not_other_data(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.attempt(100, steps=range(21, 31), restored=20, loss=0.25)
+    assert told(tmp_path)[17].state == FAIL
+    run.event(2, "code_changed", 101, modules=["loop"])
+    found = told(tmp_path)[17]
+    assert (found.state, "5 of 5 had the same samples" in found.seen) == (WARN, True)
+
+
+def test_a_late_step_of_an_attempt_thought_dead_is_no_step_that_was_passed_over(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(30, steps=range(1, 26))
+    run.attempt(100, steps=range(21, 31), restored=20)
+    run.event(2, "rejected", 101, step=25, reason="attempt 1 published it after attempt 2 began")
+    assert told(tmp_path)[5].state == SKIPPED
+    run.event(2, "fell_back", 102, step=20, adopted=24, vanished=[24])
+    found = told(tmp_path)[5]
+    assert (found.state, "step 24: it could not be used" in found.seen) == (OK, True)
 
 
 @pytest.mark.parametrize(
@@ -170,17 +235,14 @@ def test_the_verb_answers_for_people_and_for_programs(tmp_path, monkeypatch, cap
     assert "name a run directory" in capsys.readouterr().err
 
 
-def saves(tmp_path, *seconds, deadline_s=60.0, missed=0):
+def saves(tmp_path, *seconds, deadline_s=60.0):
     run = OldRun(tmp_path, deadline_s=deadline_s)
     run.attempt(0, steps=range(1, 3))
     for number, took_s in enumerate(seconds):
         at = 1000.0 * (number + 1)
         run.event(1, "signal", at, signal="USR1", step=5)
         run.event(1, "committed", at + took_s, step=5, seconds=took_s, bytes=10)
-    for number in range(missed):
-        run.event(1, "signal", 90_000.0 + number, signal="USR1", step=5)
-        run.event(1, "save_abandoned", 90_050.0 + number, step=5, reason="no time")
-    return check_emergency_saves(list(newest_runs(tmp_path)))
+    return check_emergency_saves(list(past_runs(tmp_path)))
 
 
 def test_the_slowest_emergency_saves_are_held_against_what_there_was_for_them(tmp_path):
@@ -188,6 +250,41 @@ def test_the_slowest_emergency_saves_are_held_against_what_there_was_for_them(tm
     assert (line.state, "p99 of 3 saves" in line.seen) == (OK, True)
     assert "9.0 s (the slowest" in line.seen and "60 s or more" in line.seen
     assert saves(tmp_path / "b", 3.0, 61.0).state == WARN
-    assert saves(tmp_path / "c", 3.0, missed=1).state == WARN
     assert saves(tmp_path / "d").state == SKIPPED
     assert percentile(list(range(1, 201)), 0.99) == 198
+
+
+def test_a_periodic_save_that_was_under_way_is_not_taken_for_the_one_that_was_asked_for(tmp_path):
+    run = OldRun(tmp_path)
+    run.attempt(0, steps=range(1, 3))
+    run.event(1, "signal", 1000.0, signal="USR1", step=9)
+    run.event(1, "committed", 1001.0, step=8, seconds=30.0, bytes=10)
+    run.event(1, "committed", 1007.0, step=9, seconds=5.0, bytes=10)
+    assert saves_of(run.layout).emergency_s == [7.0]
+    assert saves_of(run.layout).seconds == [30.0, 5.0]
+    run.leave(1, 19, 2000.0, committed=18)
+    run.event(1, "committed", 2001.0, step=18, seconds=30.0, bytes=10)
+    found = saves_of(run.layout)
+    assert (found.emergency_s, found.missed) == ([7.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        ({"step": 9, "committed_step": 0, "signal": "USR1"}, WARN),
+        ({"step": 9, "committed_step": None, "signal": "USR1"}, WARN),
+        ({"step": 9, "committed_step": 9, "signal": "USR1"}, SKIPPED),
+        ({"step": 9, "committed_step": 0, "order": "stop"}, SKIPPED),  # it had all the time
+        ({"step": 9, "committed_step": 0, "signal": "USR1", "result": "failed"}, SKIPPED),
+        ({"step": 9}, SKIPPED),  # torn
+    ],
+)
+def test_a_run_that_left_without_its_last_step_could_not_save_in_time(tmp_path, outcome, state):
+    """Its journal says nothing of it."""
+    run = OldRun(tmp_path)
+    run.attempt(0, steps=range(1, 9))
+    run.event(1, "signal", 1000.0, signal="USR1", step=9)
+    write_json(
+        run.layout.attempt(1).outcome_json, {"schema_version": 1, "result": "stopped", **outcome}
+    )
+    assert check_emergency_saves(list(past_runs(tmp_path))).state == state

@@ -5,13 +5,14 @@ import json
 import os
 import resource
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ftslurm.cli import main
-from ftslurm.doctor.folder_checks import check_folder
+from ftslurm.doctor.folder_checks import LEFT_S, OWN, check_folder
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN
 from ftslurm.doctor.mounts import check_mount
@@ -26,6 +27,21 @@ def test_a_good_folder_passes_every_trial_and_is_left_as_it_was(tmp_path):
     for name in ("exclusive_create", "rename", "append", "modes", "room"):
         assert states[f"folder.{name}"] == OK
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_doctor_that_was_killed_is_taken_away_by_the_next_one(tmp_path):
+    old, young, other = (tmp_path / f"{OWN}{name}" for name in ("old", "young", "other"))
+    for folder in (old, young, other):
+        folder.mkdir()
+        (folder / "claim-0").touch()
+    an_hour_ago = time.time() - LEFT_S - 60
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    os.utime(other, (an_hour_ago, an_hour_ago))
+    if os.geteuid() == 0:
+        os.chown(other, 12345, -1)
+    check_folder(tmp_path, need=None, size_bytes=0)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {young.name} | ({other.name} if os.geteuid() == 0 else set())
 
 
 def test_a_folder_that_cannot_hold_the_checkpoints_fails(tmp_path):

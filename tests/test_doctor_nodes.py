@@ -1,19 +1,12 @@
 """Nodes that agree get no complaint, each that stands out is named, nothing is left of a trial."""
 
 import copy
-import json
 import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from ftslurm.cli import main
-from ftslurm.doctor import across
-from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
+from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN
 from ftslurm.doctor.machine import isa_of, machine
 from ftslurm.doctor.node_facts import Clock, NodeFacts, Trialled
 from ftslurm.doctor.node_lines import judge
@@ -22,7 +15,6 @@ from ftslurm.doctor.spoken import Pieces, answer_lines
 from ftslurm.doctor.watch import Watch
 from ftslurm.scheduler.on_nodes import PIECE, on_nodes_argv
 
-SRUN = Path(__file__).parent / "fakes" / "srun_here.py"
 SEEN_S = {"listed": 0.1, "found": 0.1, "grown": 0.1, "read": 0.0, "replaced": 0.0}
 
 
@@ -158,6 +150,13 @@ def test_what_is_unusual_and_harmless_is_no_false_alarm(change):
     assert [line for line in lines_of(change).values() if line.state != OK] == []
 
 
+@pytest.mark.parametrize("field", ["claims", "seen", "clock"])
+def test_an_answer_that_does_not_come_in_time_is_said_and_nothing_is_made_of_it(field):
+    found = lines_of(own(field, {} if field != "clock" else None))
+    assert [line.name for line in found.values() if line.state != OK] == ["across.answers"]
+    assert "n2" in found["across.answers"].seen and found["across.answers"].state == WARN
+
+
 def test_what_no_node_could_tell_is_not_claimed():
     def silent(nodes):
         for one in nodes:
@@ -272,73 +271,3 @@ def test_in_an_allocation_a_step_is_asked_for_and_outside_a_short_job():
     assert {"--partition=gpu", "--qos=low", "--time=4", "--ntasks=2"} <= set(outside)
     inside = on_nodes_argv(["p"], **asked, is_inside=True)
     assert "--overlap" in inside and not any("partition" in word for word in inside)
-
-
-@pytest.fixture
-def srun(tmp_path, monkeypatch):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "srun").write_text(f'#!/bin/sh\nexec {sys.executable} {SRUN} "$@"\n')
-    (folder / "srun").chmod(0o700)
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(Path(across.__file__).parents[2]))
-    monkeypatch.setattr(across, "RANKS_IMPORT", "decimal")
-    return tmp_path / "runs"
-
-
-def doctor_across(capsys, *more):
-    code = main(["doctor", "--across", "2", "--write-gb", "0", "--json", *more])
-    told = capsys.readouterr()
-    lines = [Line(**line) for line in json.loads(told.out)["lines"]]
-    return code, {line.name: line for line in lines}, told.err
-
-
-def test_the_verb_tries_nodes_through_srun_and_leaves_nothing(srun, capsys):
-    began = time.monotonic()
-    code, found, told = doctor_across(capsys)
-    assert time.monotonic() - began < 30
-    assert code == 3  # srun alone is on PATH: Slurm's settings could not be asked for
-    assert "queued and waiting" in told and "on n1, n2" in told
-    for name in ("shared", "new_file", "listing", "attributes", "reread", "claims", "clock"):
-        assert found[f"across.{name}"].state == OK, found[f"across.{name}"]
-    assert "of 2 nodes that made 40 names at once" in found["across.claims"].seen
-    assert found["host.memory"].seen.startswith("n1 and 1 more")
-    assert list(srun.iterdir()) == []
-
-
-def test_a_node_that_sees_another_folder_is_named_at_once(srun, capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("SRUN_HERE_PATHS", f"n2={tmp_path}/elsewhere")
-    began = time.monotonic()
-    code, found, _ = doctor_across(capsys)
-    assert time.monotonic() - began < 30
-    assert code == 1
-    assert found["across.shared"].state == FAIL
-    assert "n2 does not see" in found["across.shared"].seen
-    assert list(srun.iterdir()) == []
-
-
-def test_a_job_that_slurm_refuses_is_told_with_its_words(srun, capsys, monkeypatch):
-    monkeypatch.setenv("SRUN_HERE_RC", "1")
-    code, found, _ = doctor_across(capsys)
-    assert (code, found["across.job"].state) == (1, FAIL)
-    assert "node configuration is not available" in found["across.job"].seen
-    assert list(srun.iterdir()) == []
-
-
-def test_a_trial_whose_caller_is_killed_takes_its_folder_away(srun):
-    argv = [sys.executable, "-m", "ftslurm", "doctor", "--across", "2", "--write-gb", "0"]
-    caller = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert caller.stderr is not None
-    for line in caller.stderr:
-        if "queued and waiting" in line:
-            break
-    assert len(list(srun.iterdir())) == 1
-    caller.send_signal(signal.SIGKILL)
-    caller.wait()
-    deadline = time.monotonic() + 20
-    while list(srun.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert list(srun.iterdir()) == []

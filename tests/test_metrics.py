@@ -237,6 +237,14 @@ def test_without_prometheus_client_it_says_what_to_install(made, monkeypatch, ca
     assert "pip install prometheus-client" in capsys.readouterr().err
 
 
+def test_a_run_is_named_by_its_id_under_runs_too(made, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    made.layout.root.rename(tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(["metrics", "mine"]) == 0
+    assert "ftslurm_run_info" in capsys.readouterr().out
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["metrics", str(tmp_path)]) == 1
     assert "run.json" in capsys.readouterr().err

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from fakes.agents import Job
 from metrics_runs import only, read_samples
+from test_render import rendered, spec
 
 from ftslurm.errors import SpecError
 from ftslurm.files import write_json
+from ftslurm.metrics.command import LOOK_S
 from ftslurm.run.attempts import Progress, append_event, write_progress
-from ftslurm.run.spec import RunSpec
+from ftslurm.run.spec import RecoverySpec, RunSpec
 from ftslurm.run.spec_check import check
 
 WITHIN_S = 60
@@ -156,14 +158,22 @@ def test_without_the_key_nothing_is_started(tmp_path, folder):
     ],
 )
 def test_a_folder_that_nobody_would_write_to_is_refused(folder, scheduler, agents, expected):
-    spec = RunSpec()
-    spec.cluster.scheduler, spec.recovery.agents = scheduler, agents
-    spec.recovery.metrics_dir = folder
+    refused = RunSpec()
+    refused.cluster.scheduler, refused.recovery.agents = scheduler, agents
+    refused.recovery.metrics_dir = folder
     with pytest.raises(SpecError, match=expected):
-        check(spec)
-    spec.cluster.scheduler, spec.recovery.agents = "slurm", True
-    spec.recovery.metrics_dir = "/var/lib/node_exporter"
-    check(spec)
+        check(refused)
+    refused.cluster.scheduler, refused.recovery.agents = "slurm", True
+    refused.recovery.metrics_dir = "/var/lib/node_exporter"
+    check(refused)
+
+
+@pytest.mark.parametrize("metrics_dir", [None, "/var/lib/node_exporter"])
+def test_the_batch_script_leaves_time_for_the_last_word_where_there_is_one(metrics_dir):
+    script = rendered(spec(RecoverySpec(metrics_dir=metrics_dir)))
+    last_word = """trap 'sleep 1; kill "$agents" """ in script
+    assert last_word == (metrics_dir is not None)
+    assert LOOK_S < 0.5, "and it looks more than twice in that time"
 
 
 def test_this_interpreter_has_the_client():

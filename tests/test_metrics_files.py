@@ -1,5 +1,6 @@
 """RUN_ID.prom: whole, readable, renewed while the run goes on and when an attempt has ended."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from ftslurm.errors import RunError
 from ftslurm.files import write_json
 from ftslurm.metrics import command, reading
 from ftslurm.metrics.command import Keeper
+from ftslurm.metrics.job_look import JobLooks
 from ftslurm.metrics.reading import RunReader
 from ftslurm.metrics.textfile import FIRST_LINE, KEPT_S, clear_old, require_folder
 from ftslurm.run.acts import note_act
@@ -53,7 +55,9 @@ class Clock:
 
 
 def keeper(run, folder, clock, every_s=30.0):
-    return Keeper([RunReader(run.layout)], folder, every_s, sleep=clock.sleep, clock=clock)
+    looks = JobLooks(clock=clock, ask=lambda root: False)
+    reader = RunReader(run.layout, looks)
+    return Keeper([reader], looks, folder, every_s, sleep=clock.sleep, clock=clock)
 
 
 def told(folder):
@@ -111,7 +115,6 @@ def test_it_is_written_anew_each_interval_until_the_run_is_done(run, folder):
     clock.at[45] = lambda: write_json(run.layout.done, {"schema_version": 1})
     keeper(run, folder, clock).run()
     assert times[0] < times[1]
-    assert clock.now == 60.0
     assert only(told(folder), "run_finished") == 1
 
 
@@ -125,6 +128,50 @@ def test_the_end_of_an_attempt_is_told_at_once(run, folder):
     keeper(run, folder, clock).run()
     assert seen[0] == 1
     assert max(seen[1]) <= command.LOOK_S
+
+
+def test_the_last_word_does_not_wait_for_the_report(run, folder, monkeypatch):
+    """A job's end kills whoever writes it: accounting may answer in seconds, or not at all."""
+    clock, read, written = Clock(), [], []
+    real = reading.read_report
+
+    def report(*args, **named):
+        read.append(clock.now)
+        if len(read) > 1 and folder.exists():
+            written.append(only(told(folder), "run_waiting"))
+        return real(*args, **named)
+
+    monkeypatch.setattr(reading, "read_report", report)
+    clock.at[10] = lambda: run.decide(1, 3599, action="requeued")
+    clock.at[12] = interrupt
+    keeper(run, folder, clock).run()
+    assert len(read) == 2 and 10 <= read[1] <= 10 + command.LOOK_S
+    assert written == [1], "it was on the disk before the report was read"
+    assert only(told(folder), "attempts_ended") is not None
+
+
+def test_an_attempt_that_is_shorter_than_the_interval_is_told_of_too(run, folder):
+    clock, seen = Clock(), []
+
+    def look():
+        seen.append((only(told(folder), "attempts_total"), only(told(folder), "run_needs_person")))
+
+    clock.at[3] = lambda: run.decide(1, 3599)
+    clock.at[5] = lambda: run.attempt(3600, trained_to=26)
+    clock.at[5.5] = look
+    clock.at[7] = lambda: run.decide(2, 3606, action="stop")
+    clock.at[7.5] = look
+    clock.at[8] = interrupt
+    keeper(run, folder, clock).run()
+    assert seen == [(2, 0), (2, 1)]
+
+
+def test_a_run_that_is_done_is_told_at_once(run, folder):
+    clock = Clock()
+    clock.at[10] = lambda: write_json(run.layout.done, {"schema_version": 1})
+    keeper(run, folder, clock).run()
+    assert clock.now <= 10 + command.LOOK_S
+    assert only(told(folder), "run_finished") == 1
 
 
 def interrupt():
@@ -157,11 +204,82 @@ def test_a_run_that_cannot_be_read_is_said_once_and_its_last_file_stays(run, fol
     assert only(told(folder), "metrics_timestamp_seconds") > before[0]
 
 
+def test_what_cannot_be_written_is_tried_once_an_interval_and_once_for_each_change(
+    run, folder, monkeypatch
+):
+    """A whole look at the run each time: not three a second because the folder is full."""
+    clock, tried, real = Clock(), [], command._renew
+    is_full = [False]
+
+    def renew(reader, *args, **named):
+        tried.append((clock.now, named["in_haste"]))
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(reader, *args, **named)
+
+    monkeypatch.setattr(command, "_renew", renew)
+    clock.at[10] = lambda: is_full.__setitem__(0, True)
+    clock.at[100] = lambda: run.decide(1, 3599)
+    clock.at[200] = lambda: run.attempt(3600, trained_to=26)
+    clock.at[600] = interrupt
+    keeper(run, folder, clock).run()
+    assert len(tried) <= 600 / 30 + 6
+    changes = [now for now, in_haste in tried[:-1] if in_haste]
+    assert changes == [pytest.approx(at, abs=2 * command.LOOK_S) for at in (100, 200)]
+
+
+def test_a_run_that_could_never_be_told_of_is_tried_once_an_interval(run, folder, monkeypatch):
+    clock, tried = Clock(), []
+
+    def renew(*args, **named):
+        tried.append(clock.now)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "_renew", renew)
+    clock.at[600] = interrupt
+    keeper(run, folder, clock).run()
+    assert len(tried) <= 600 / 30 + 2
+
+
+def test_a_listing_that_is_stale_does_not_have_the_run_read_over_and_over(run, folder, monkeypatch):
+    """The decision is there, and the story that is read still is the one without it."""
+    clock, tried, real = Clock(), [], command._renew
+    first = []
+
+    def renew(reader, *args, **named):
+        tried.append(clock.now)
+        first[:1] = first[:1] or [real(reader, *args, **named)]
+        return first[0]
+
+    monkeypatch.setattr(command, "_renew", renew)
+    clock.at[10] = lambda: run.decide(1, 3599)
+    clock.at[300] = interrupt
+    keeper(run, folder, clock).run()
+    assert len(tried) <= 300 / 30 + 4
+
+
+def test_a_file_system_that_is_away_for_a_moment_does_not_end_it(run, folder, monkeypatch):
+    """Path.exists lets ESTALE, EIO and EACCES through."""
+    clock, real, seen = Clock(), Path.exists, []
+
+    def exists(path, **named):
+        if 5 < clock.now < 8 and path.is_relative_to(run.layout.root):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, **named)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    clock.at[10] = lambda: run.decide(1, 3599, action="requeued")
+    clock.at[11] = lambda: seen.append(only(told(folder), "run_waiting"))
+    clock.at[12] = interrupt
+    keeper(run, folder, clock).run()
+    assert seen == [1]
+
+
 def test_the_report_is_read_anew_where_something_has_changed_and_seldom_else(run, monkeypatch):
     read, clock = [], Clock()
     real = reading.read_report
     monkeypatch.setattr(reading, "read_report", lambda *a, **k: read.append(1) or real(*a, **k))
-    reader = RunReader(run.layout, clock=clock)
+    reader = RunReader(run.layout, JobLooks(), clock=clock)
     counts = []
     for change in (None, None, lambda: run.decide(1, 3599), None, lambda: clock.sleep(301)):
         if change:
@@ -180,7 +298,7 @@ def test_a_report_that_takes_long_is_read_seldom(run, monkeypatch):
         return reading.Report(None, None, [])
 
     monkeypatch.setattr(reading, "read_report", slow)
-    reader = RunReader(run.layout, clock=clock)
+    reader = RunReader(run.layout, JobLooks(), clock=clock)
     while clock.now < 2500:
         reader.read()
         clock.sleep(30.0)

@@ -1,10 +1,12 @@
 """What counts as a failure, and in how many GPU-hours, of this run and of those beside it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from ftslurm.files import write_json
+from ftslurm.run import observed
 from ftslurm.run.attempts import (
     FINISHED,
     PACED,
@@ -18,7 +20,7 @@ from ftslurm.run.attempts import (
     write_progress,
 )
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.observed import LookBack, Seen, gpus_of, look_back
+from ftslurm.run.observed import SIBLINGS, LookBack, Seen, gpus_of, look_back
 from ftslurm.run.planned import in_force, planned_interval_s
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import CheckpointSpec, RunSpec, to_dict
@@ -103,6 +105,82 @@ def test_runs_beside_it_count_but_for_one_that_may_still_run_and_those_of_anothe
     os.chown(tmp_path / "beside" / "attempts", 12345, -1) if os.geteuid() == 0 else None
     if os.geteuid() == 0:
         assert seen_before(layout, 1).seen == Seen()  # another user's
+
+
+@pytest.mark.parametrize(("outcome", "cause", "failures"), [
+    (None, "node", 1),
+    (None, "network_transient", 1),
+    (UNSAVED, "preempted", 1),
+    (None, "unknown", 0),  # a learning rate that takes the loss away, nobody can say of what
+    (None, "failed", 0),
+    (None, "hang", 0),
+    (None, "oom_host", 0),  # a batch that is too large
+    (None, "oom_gpu", 0),
+    (SAVED, "preempted", 0),
+])  # fmt: skip
+def test_of_another_run_only_what_is_the_clusters_counts(tmp_path, outcome, cause, failures):
+    layout = make_run(tmp_path / "run")
+    train(make_run(tmp_path / "beside"), 1.0, outcome=outcome, cause=cause)
+    assert seen_before(layout, 1).seen == Seen(failures, 8.0, 1)
+
+
+def test_one_that_died_with_its_batch_shell_counts_for_others_once_it_is_followed(tmp_path):
+    layout, beside = make_run(tmp_path / "run"), make_run(tmp_path / "beside")
+    train(beside, 1.0)
+    assert seen_before(layout, 1).seen == Seen(0, 8.0, 1)
+    train(beside, 1.0)
+    assert seen_before(layout, 1).seen == Seen(1, 16.0, 1)
+
+
+class Counted:
+    """Calls by which a file system is asked for something."""
+
+    def __init__(self, monkeypatch):
+        self.stats = self.listings = self.opens = 0
+        for owner, name, counter in ((Path, "stat", "stats"), (os, "listdir", "listings"),
+                                     (Path, "open", "opens"), (Path, "read_bytes", "opens"),
+                                     (Path, "read_text", "opens")):  # fmt: skip
+            self._count(monkeypatch, owner, name, counter)
+
+    def _count(self, monkeypatch, owner, name, counter):
+        real = getattr(owner, name)
+
+        def counted(*args, **named):
+            setattr(self, counter, getattr(self, counter) + 1)
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+def sweep_of(folder, tasks):
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text("{}")
+    for number in range(tasks):
+        train(make_run(folder / f"s-{number:04d}"), 1.0, cause="node")
+    return RunLayout(folder / f"s-{tasks - 1:04d}")
+
+
+def test_a_task_looks_at_the_few_that_began_before_it_however_many_there_are(tmp_path, monkeypatch):
+    few, many = (sweep_of(tmp_path / name / "s", count) for name, count in (("a", 12), ("b", 40)))
+    found = []
+    for layout in (few, many):
+        counted = Counted(monkeypatch)
+        found.append((seen_before(layout, 1).seen, counted.stats, counted.listings, counted.opens))
+        monkeypatch.undo()
+    assert found[0] == found[1]
+    seen, stats, listings, _ = found[0]
+    assert seen == Seen(SIBLINGS, 8.0 * SIBLINGS, SIBLINGS)
+    assert stats < 10 * SIBLINGS and listings < 10 * SIBLINGS
+    first = RunLayout(few.root.with_name("s-0000"))
+    assert seen_before(first, 1).seen == Seen()
+
+
+def test_of_too_many_runs_those_are_looked_at_whose_names_are_the_newest(tmp_path, monkeypatch):
+    layout = make_run(tmp_path / "run")
+    monkeypatch.setattr(observed, "FOLDERS", 2)
+    for day, hours in ((1, 1.0), (2, 2.0), (3, 4.0)):
+        train(make_run(tmp_path / f"{'zyx'[day - 1]}-2026110{day}-120000-ab12"), hours)
+    assert seen_before(layout, 1).seen == Seen(0, 8 * (2.0 + 4.0), 2)
 
 
 def test_what_a_save_costs_is_what_the_newest_attempt_has_measured(tmp_path):

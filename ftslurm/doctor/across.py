@@ -8,6 +8,7 @@ to come into sight. Makes a folder of its own below the one that is tried, which
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,10 @@ NUM_CLAIMS = 40
 NUM_CLOCK_LOOKS = 5
 RANKS_IMPORT = "torch"
 
+_OF_A_JOB = re.compile(r"\btasks? \d|has been allocated|[Ll]aunch (for|failed)")
+"""What srun says of a job that it has: `n1: task 0: Exited with exit code 2`, `job 7 has been
+allocated resources`, `Application launch failed` (22.05)."""
+
 Say = Callable[[str], None]
 
 
@@ -53,7 +58,11 @@ class Nodes(Protocol):
 
 
 class TrialEnded(SchedulerError):
-    """The job is gone, or never came; what srun said is in the text."""
+    """The job had begun and is gone, or nodes of it do not answer; the text has srun's word."""
+
+
+class NoJob(SchedulerError):
+    """No node has answered and srun has named none: the job never began, as far as can be told."""
 
 
 def check_across(
@@ -75,7 +84,7 @@ def check_across(
             command = [sys.executable, "-m", node_trial.__name__, str(own), *mine]
             there = open_nodes(command, nodes=nodes, partition=partition, qos=qos, on_word=say)
             try:
-                conductor = Conductor(there, nodes, say)
+                conductor = Conductor(there, nodes, say, queue_s=QUEUE_S)
                 found = conductor.conduct(staged_bytes, stop_signal, size_bytes)
             finally:
                 there.say(order_line(0, node_trial.BYE, {}))
@@ -83,10 +92,17 @@ def check_across(
     except OSError as error:
         todo = "name a folder that you can write to, with --runs"
         return [fail("folder.writable", f"`{runs}`: {error.strerror or error}", todo)]
+    except TrialEnded as error:
+        return [fail("across.job", f"the trial broke off: {error}", _BROKE_OFF)]
     except SchedulerError as error:
         todo = "have the nodes first (`salloc`) and ask there, or name --partition, --qos"
         return [fail("across.job", f"no job of {nodes} nodes could be had: {error}", todo)]
     return judge(found)
+
+
+_BROKE_OFF = (
+    "ask again; where it happens again, look at those nodes, and whether the job was preempted"
+)
 
 
 class Conductor:
@@ -98,7 +114,7 @@ class Conductor:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
-        queue_s: float = QUEUE_S,
+        queue_s: float,
     ) -> None:
         self._nodes, self._count, self._say = nodes, count, say
         self._clock, self._now, self._queue_s = clock, now, queue_s
@@ -127,16 +143,21 @@ class Conductor:
 
     def _meet(self, staged_bytes: Optional[float], stop_signal: str) -> None:
         answers = self._ask("hello", self._queue_s, staged_bytes=staged_bytes, signal=stop_signal)
-        if len(answers) < self._count:
-            there = f"{len(answers)} of {self._count} nodes answered"
-            raise TrialEnded(f"{there} in {self._queue_s:.0f} s; {self._last_word()}")
+        if not answers:
+            raise self._ended()(f"no node answered in {self._queue_s:.0f} s; {self._last_word()}")
         for task, facts in answers.items():
             self.facts[task].hello = facts
+        if len(answers) < self._count:
+            there = ", ".join(self.facts[task].node for task in sorted(answers))
+            raise TrialEnded(
+                f"of {self._count} nodes {there} answered, and no other in {self._queue_s:.0f} s;"
+                f" {self._last_word()}"
+            )
 
     def _make_and_watch(self) -> bool:
         """Whether the first node could make what the others are to see."""
         old = {"grows": "12", "journal": "12", "pointer": "old"}
-        first = self._ask("make", ANSWER_S, tasks=[0], new=old)
+        first = self._make(new=old)
         # Without patience: a node that does not see them yet, does not see the folder either.
         missed = self._ask(
             "miss", ANSWER_S, names=["new"], read=["journal", "pointer"], stat=["grows"]
@@ -145,9 +166,7 @@ class Conductor:
             self.facts[task].missed = facts
         more = {"grows": "345", "journal": "345"}
         changed = {"pointer": "changed"}
-        second = self._ask(
-            "make", ANSWER_S, tasks=[0], new={"new": "1"}, longer=more, replaced=changed
-        )
+        second = self._make(new={"new": "1"}, longer=more, replaced=changed)
         self._ask(
             "watch",
             ANSWER_S,
@@ -156,7 +175,16 @@ class Conductor:
             journal=["journal", 5],
             replaced=["pointer", "changed"],
         )
-        return "error" not in {**first.get(0, {"error": ""}), **second.get(0, {"error": ""})}
+        return "error" not in {**first, **second}
+
+    def _make(self, **what: Any) -> dict[str, Any]:
+        answers = self._ask("make", ANSWER_S, tasks=[0], **what)
+        if 0 not in answers:
+            raise TrialEnded(
+                f"{self.facts[0].node} has not made some small files in the folder within"
+                f" {ANSWER_S:.0f} s; {self._last_word()}"
+            )
+        return answers[0]
 
     def _claim(self) -> None:
         for task, facts in self._ask("claim", WRITE_S, count=NUM_CLAIMS).items():
@@ -209,7 +237,8 @@ class Conductor:
             line = self._nodes.hear(min(0.5, deadline - self._clock()))
             if line is None:
                 if self._nodes.rc is not None:
-                    raise TrialEnded(f"srun ended with {self._nodes.rc}; {self._last_word()}")
+                    ended = TrialEnded if answers else self._ended()
+                    raise ended(f"srun ended with {self._nodes.rc}; {self._last_word()}")
                 continue
             answer = self._pieces.add(line)
             if answer is None or answer.order != self._number:
@@ -217,6 +246,13 @@ class Conductor:
             heard = {"heard": self._clock()} if on_answer else {}
             answers[answer.task] = {**answer.facts, **heard}
         return {task: facts for task, facts in answers.items() if not facts.get("is_other")}
+
+    def _ended(self) -> type[SchedulerError]:
+        """Inside an allocation there is a job; outside, srun says when it has one, and which of its
+        tasks ended how."""
+        has_begun = self._nodes.is_inside or any(one.hello for one in self.facts)
+        named = any(_OF_A_JOB.search(word) for word in self._nodes.words)
+        return TrialEnded if has_begun or named else NoJob
 
     def _last_word(self) -> str:
         words = self._nodes.words

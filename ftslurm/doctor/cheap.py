@@ -12,7 +12,7 @@ from typing import Optional
 from ftslurm.doctor.line import Line, warn
 from ftslurm.doctor.mounts import check_mount
 from ftslurm.doctor.room import check_room, need_of_run
-from ftslurm.doctor.run_facts import newest_runs, saves_of
+from ftslurm.doctor.run_facts import past_runs, saves_of
 from ftslurm.doctor.slurm_checks import LEAST_KILL_WAIT_S
 from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, mount_of
 from ftslurm.run.spec import RunSpec
@@ -37,7 +37,7 @@ def cheap_findings(spec: RunSpec, site: Optional[Site], runs_dir: Path) -> list[
 
 
 def _by_earlier_runs(spec: RunSpec, runs_dir: Path, folder: Path) -> list[Optional[Line]]:
-    for past in newest_runs(runs_dir, _NUM_EARLIER):
+    for past in past_runs(runs_dir, _NUM_EARLIER):
         earlier = past.record.spec
         if (earlier.entry, earlier.program, earlier.model, earlier.user, earlier.world_size) != (
             spec.entry, spec.program, spec.model, spec.user, spec.world_size

@@ -30,6 +30,7 @@ from ftslurm.doctor.checklist_saves import (
     same_world_size,
 )
 from ftslurm.doctor.line import Line
+from ftslurm.doctor.trained_twice import Twice
 
 _A_RUN = "submit a short one: `ftslurm submit --wait --drill`"
 
@@ -108,19 +109,23 @@ def _same_result(asked: Asked) -> Answer:
         )
     twice = last.twice
     seen = (
-        f"run {last.name}: of {twice.steps} steps that were trained again after a restore,"
-        f" {twice.same_loss} had the same loss to the last bit and {twice.same_data} the same"
-        " samples and tokens; of the final model's quality no record tells"
+        f"run {last.name}: {twice.steps} steps were trained again after a restore;"
+        f" {twice.same_data} of {twice.data} had the same samples and tokens, {_losses(twice)}; of"
+        " the final model's quality no record tells"
     )
-    if twice.same_data < twice.steps:
+    if twice.same_data < twice.data:
         return wrong(question, seen, "data was not read on from where the step was saved", twice.at)
-    if twice.same_loss < twice.steps:
-        todo = (
-            "losses differ: look whether deterministic=true, the nodes and the code were the same"
-        )
+    if twice.same_loss < twice.losses:
+        todo = "look whether the nodes were of one kind, and what in the loop is not deterministic"
         return wrong(question, seen, todo, twice.at)
     todo = "evaluate the final model beside one that was never interrupted"
     return partly(question, seen, todo, twice.at)
+
+
+def _losses(twice: Twice) -> str:
+    if not twice.losses:
+        return "no loss had to be the same (other ranks, other code, or deterministic=false)"
+    return f"{twice.same_loss} of {twice.losses} the same loss to the last bit"
 
 
 def counted(found: Sequence[Answer]) -> dict[str, int]:

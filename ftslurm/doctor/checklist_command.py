@@ -17,7 +17,7 @@ from ftslurm.doctor.answer import Answer, Asked
 from ftslurm.doctor.checklist import answers, counted
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
 from ftslurm.doctor.past_runs import read_past_run
-from ftslurm.doctor.run_facts import Past, newest_runs
+from ftslurm.doctor.run_facts import Past, past_runs
 from ftslurm.errors import EXIT_FAILED, EXIT_OK
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.mounts import mount_of
@@ -52,7 +52,7 @@ def read_asked(
         layout = RunLayout(Path(run).absolute())
         past, runs = [Past(layout, read_record(layout))], layout.root
     else:
-        past = list(newest_runs(runs, with_tasks=True))
+        past = list(past_runs(runs, with_tasks=True))
     read = (read_past_run(one, now=now()) for one in past)
     disk = os.statvfs(runs)
     return Asked(

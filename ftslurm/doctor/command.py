@@ -1,8 +1,10 @@
 """`ftslurm doctor`: is this cluster, and this machine, set up so that runs survive?
 
 Tries rather than asks, where that does no harm, and changes nothing but a folder of its own that it
-takes away again; it submits a job only for --across. Exit 0: nothing stands against a run; 1:
-something does; 3: nothing that could be looked at does, and Slurm could not be asked.
+takes away again; it submits a job only for --across. Object stores are not looked at: nothing of
+ftslurm writes to one, and to ask for versions, encryption and the like takes the rights of what
+copies checkpoints there, which a run has not. Exit 0: nothing stands against a run; 1: something
+does; 3: nothing that could be looked at does, and Slurm could not be asked.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ftslurm.doctor.folder_checks import check_folder
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line, fail, skipped
 from ftslurm.doctor.room import Need, need_of_run
-from ftslurm.doctor.run_facts import check_emergency_saves, newest_runs
+from ftslurm.doctor.run_facts import check_emergency_saves, past_runs
 from ftslurm.doctor.slurm_checks import check_partition, check_slurm
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, SchedulerError, UsageError
 from ftslurm.plan.quantities import count, from_zero, positive
@@ -72,7 +74,7 @@ def _looked_at(options: argparse.Namespace, runs: Path) -> list[Line]:
     staged_bytes = state_bytes / options.nodes if state_bytes else None
     size_bytes = int(options.write_gb * 1e9)
     lines = [] if options.here else slurm_lines(options.partition, options.qos)
-    past = list(newest_runs(Path(options.runs)))
+    past = list(past_runs(Path(options.runs)))
     saved = (need_of_run(one, kept=options.keep) for one in past)
     need = need or next((one for one in saved if one is not None), None)
     lines += check_folder(runs, need=need, size_bytes=size_bytes)

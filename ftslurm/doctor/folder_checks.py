@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Optional
@@ -26,12 +26,20 @@ from ftslurm.run.mounts import mount_of
 SLOW_FSYNC_S = 0.5
 BLOCK_BYTES = 4 << 20
 CLAIMANTS, CLAIMS = 8, 10
+OWN = ".ftslurm-doctor-"
+LEFT_S = 3600.0
+"""No trial lives so long: a folder of its own that is older was left by one that was killed."""
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[Path]:
-    """OSError when nothing can be made in `folder`."""
-    made = Path(tempfile.mkdtemp(prefix=".ftslurm-doctor-", dir=folder))
+def own_folder(folder: Path, *, now: Callable[[], float] = time.time) -> Iterator[Path]:
+    """OSError when nothing can be made in `folder`. One that was left in there is taken away."""
+    for left in folder.glob(f"{OWN}*"):
+        with suppress(OSError):
+            found = left.lstat()
+            if found.st_uid == os.geteuid() and found.st_mtime < now() - LEFT_S:
+                shutil.rmtree(left)
+    made = Path(tempfile.mkdtemp(prefix=OWN, dir=folder))
     try:
         yield made
     finally:
@@ -173,19 +181,20 @@ def _private(name: str, own: Path) -> Line:
 def _speed(name: str, own: Path, size_bytes: int) -> Line:
     if not size_bytes:
         return skipped(name, "not measured; --write-gb says how much to write")
-    rate = write_rate(own / "speed", size_bytes)
+    rate = write_rate(own, size_bytes)
     told = f"one writer, with fsync: {rate / 1e9:.2f} GB/s"
     if rate < 0.1e9:
         return warn(name, told, "a save of a large model will take its time; see `ftslurm plan`")
     return ok(name, told)
 
 
-def write_rate(path: Path, size_bytes: int) -> float:
-    """Bytes a second, fsync included, of a new file; not zeros, which a disk may compress."""
+def write_rate(folder: Path, size_bytes: int) -> float:
+    """Bytes a second, fsync included, of a new file in it; not zeros, which a disk may compress.
+    The file has no name once it is there, so that none is left of whoever is killed meanwhile."""
     block = os.urandom(BLOCK_BYTES)
     blocks = max(1, size_bytes // BLOCK_BYTES)
     began = time.perf_counter()
-    with path.open("wb", buffering=0) as stream:
+    with tempfile.TemporaryFile(prefix=OWN, dir=folder, buffering=0) as stream:
         for _ in range(blocks):
             stream.write(block)
         os.fsync(stream.fileno())

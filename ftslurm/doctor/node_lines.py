@@ -28,6 +28,7 @@ _BADNESS = {FAIL: 3, WARN: 2, SKIPPED: 1, OK: 0}
 def judge(trialled: Trialled) -> list[Line]:
     nodes = trialled.nodes
     return [
+        _answers(trialled),
         check_shared(trialled),
         *check_sight(trialled),
         check_claims(trialled),
@@ -51,6 +52,26 @@ _ISA = (
 _GPUS = "a step takes as long as its slowest GPU: ask for one kind (cluster.constraint)"
 _DRIVER = "kernels and NCCL's choices go by it: have one driver on all nodes"
 _PYTHON = "the nodes have different interpreters at the same path: name one (cluster.python)"
+
+
+def _answers(trialled: Trialled) -> Line:
+    """What a node has not told counts for nothing in the other lines."""
+    name = "across.answers"
+    silent = []
+    for one in trialled.nodes:
+        asked = {"its clock": one.clock is not None}
+        if trialled.made and one.sees_folder:
+            asked |= {"what it could claim": bool(one.claims)}
+            asked |= {"what it sees": bool(one.seen)} if one.task else {}
+        silent += [f"{one.node}: {what}" for what, told in asked.items() if not told]
+    if not silent:
+        return ok(name, f"{len(trialled.nodes)} nodes answered in time")
+    return warn(
+        name,
+        f"not told in time: {_names(silent)}",
+        "ask again; a node that is slow to answer each time hangs on something: look at its kernel"
+        " log and its mounts",
+    )
 
 
 def _gpus_of(one: NodeFacts) -> str:

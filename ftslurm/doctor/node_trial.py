@@ -2,8 +2,8 @@
 
 Ends when nobody speaks any more, or when its time is over; the first task then takes the folder
 away and gives a job of the trial's own back, so that nothing is left when its caller was killed.
-Writes nowhere but in that folder
-and, to measure, in a file of its own in /dev/shm and /tmp, which it removes.
+Writes nowhere but in that folder and, to measure, in a file without a name in /dev/shm and /tmp,
+which goes with its process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import queue
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -116,17 +115,10 @@ class Trial:
     def _write(self, order: Order) -> Facts:
         place = str(order["place"])
         if place == "runs":
-            path = self.folder / f"speed-{self.task}"
-            try:
-                return {"rate": write_rate(path, order["bytes"])}
-            finally:
-                path.unlink(missing_ok=True)
+            return {"rate": write_rate(self.folder, order["bytes"])}
         room = os.statvfs(place)
         size_bytes = min(order["bytes"], room.f_bavail * room.f_frsize // 4)
-        with tempfile.TemporaryDirectory(prefix=".ftslurm-doctor-", dir=place) as own:
-            kind = mount_of(Path(own))
-            rate = write_rate(Path(own) / "speed", size_bytes)
-        return {"rate": rate, "kind": kind.kind if kind else ""}
+        return {"rate": write_rate(Path(place), size_bytes)}
 
 
 def _rank_start(order: Order) -> Facts:

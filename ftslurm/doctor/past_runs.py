@@ -6,8 +6,7 @@ not there is left out, and so is not known.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -16,15 +15,13 @@ from ftslurm.checkpoint.published import step_folders
 from ftslurm.checkpoint.shard import read_index
 from ftslurm.checkpoint.verification import verify_step
 from ftslurm.doctor.run_facts import Past, Saves, saves_of
+from ftslurm.doctor.trained_twice import Twice, read_twice
 from ftslurm.errors import FtslurmError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import read_story
-
-_MOST_ROWS = 200_000
-"""Of one trace: beyond, only what came first is compared."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,6 @@ class Step:
     parts: frozenset[str]
     """Words for what is in it: model, optimizer, scheduler, scaler, rng, step, cursor."""
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class Twice:
-    """Steps that were trained by two attempts."""
-
-    steps: int
-    same_loss: int
-    same_data: int
-    at: float
-    """When the later of the two began."""
 
 
 @dataclass
@@ -106,7 +92,7 @@ def read_past_run(past: Past, *, now: float) -> Optional[PastRun]:
             attempts=story.attempts,
             saves=saves_of(layout),
             step=_newest_step(layout),
-            twice=_twice(layout, story.attempts),
+            twice=read_twice(layout, record.spec),
         )
         for one in story.attempts:
             _read_events(layout, one.number, found)
@@ -118,17 +104,22 @@ def read_past_run(past: Past, *, now: float) -> Optional[PastRun]:
 
 
 def _read_events(layout: RunLayout, number: int, found: PastRun) -> None:
-    events = read_events(layout.attempt(number))
-    for event in events:
+    rejected: dict[int, str] = {}
+    for event in read_events(layout.attempt(number)):
         kind, at = event["kind"], float(event["at"])
         if kind == "restored" and event.get("step") is not None:
             size = _world_size(layout, number)
             saved = event.get("saved_world_size")
             seconds = event.get("seconds")
             found.restores.append(Restore(at, int(event["step"]), size, saved, seconds))
-        elif kind in ("fell_back", "rejected"):
-            what = event.get("reason") or f"step {event.get('adopted')} could not be used"
-            found.fallbacks.append((at, str(what)))
+        elif kind == "rejected":
+            rejected[int(event["step"])] = str(event.get("reason"))
+        elif kind == "fell_back":
+            # What is rejected may also be a late step of an attempt that was thought dead, which
+            # no restore had meant to take.
+            newest = int(event["adopted"])
+            why = rejected.get(newest, "it could not be used")
+            found.fallbacks.append((at, f"step {newest}: {why}"))
         elif kind == "committed":
             found.committed_at = at
 
@@ -174,40 +165,3 @@ def _objects_of(objects: dict[str, Any]) -> Iterator[str]:
         part = objects.get(key)
         if isinstance(part, dict):
             yield from part
-
-
-def _twice(layout: RunLayout, attempts: Sequence[AttemptStory]) -> Optional[Twice]:
-    """Of each step that two attempts trained, the last two tellings are compared."""
-    first: dict[int, tuple[Any, Any]] = {}
-    steps = same_loss = same_data = 0
-    at = 0.0
-    for one in attempts:
-        for row in _rows(layout.trace_file(one.number)):
-            step = row.get("step")
-            told = (row.get("loss_hex"), (row.get("samples"), row.get("tokens")))
-            if not isinstance(step, int) or told[0] is None:
-                continue
-            before = first.get(step)
-            if before is not None:
-                steps += 1
-                same_loss += before[0] == told[0]
-                same_data += before[1] == told[1]
-                at = max(at, one.claimed_at or 0.0)
-            first[step] = told
-    return Twice(steps, same_loss, same_data, at) if steps else None
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(errors="replace") as stream:
-            for number, line in enumerate(stream):
-                if number >= _MOST_ROWS:
-                    return
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(row, dict):
-                    yield row
-    except FileNotFoundError:
-        return

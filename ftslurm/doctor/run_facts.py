@@ -14,8 +14,9 @@ from typing import Optional
 
 from ftslurm.doctor.line import Line, ok, skipped, warn
 from ftslurm.errors import FormatError, RunError
-from ftslurm.run.attempts import numbers, read_events
-from ftslurm.run.layout import RunLayout
+from ftslurm.run.attempts import STOPPED, numbers, read_events, read_outcome
+from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.neighbours import newest_runs
 from ftslurm.run.record import RunRecord, read_record
 
 NUM_RUNS = 20
@@ -43,23 +44,12 @@ class Saves:
     emergency_s: list[float] = field(default_factory=list)
     """From the signal, as the ranks took note of it, to the commit."""
     missed: int = 0
-    """Signals that were followed by no commit, but by a save that was given up."""
+    """Attempts that a signal asked to leave, and that left without a commit of their last step."""
 
 
-def newest_runs(
-    runs_dir: Path, most: int = NUM_RUNS, *, with_tasks: bool = False
-) -> Iterator[Past]:
+def past_runs(runs_dir: Path, most: int = NUM_RUNS, *, with_tasks: bool = False) -> Iterator[Past]:
     """Newest first; `with_tasks`: those of sweeps too, of which there may be thousands."""
-    try:
-        paths = list(runs_dir.glob("*/run.json"))
-        if with_tasks:
-            for sweep in runs_dir.glob("*/sweep.json"):
-                paths += sweep.parent.glob("*/run.json")
-        found = [(path.stat().st_mtime, path) for path in paths]
-    except OSError:
-        return
-    for _, path in sorted(found, reverse=True)[:most]:
-        layout = RunLayout(path.parent)
+    for layout in newest_runs(runs_dir, most, with_tasks=with_tasks):
         try:
             yield Past(layout, read_record(layout))
         except (FormatError, RunError, OSError):
@@ -67,23 +57,34 @@ def newest_runs(
 
 
 def saves_of(layout: RunLayout, *, newest_attempts: int = 100) -> Saves:
+    """The save that a signal asks for is that of the step at which it is noted; one that was under
+    way then, of a step before, is a periodic one."""
     found = Saves()
     for number in numbers(layout)[-newest_attempts:]:
-        signalled_at: Optional[float] = None
+        found.missed += _has_missed(layout.attempt(number))
+        signalled: dict[int, float] = {}
         for event in read_events(layout.attempt(number)):
-            kind, at = event["kind"], float(event["at"])
-            if kind == "signal":
-                signalled_at = at
+            kind, at, step = event["kind"], float(event["at"]), event.get("step")
+            if kind == "signal" and step is not None:
+                signalled = {int(step): at}
             elif kind == "committed" and "seconds" in event:
                 found.bytes.append(int(event.get("bytes", 0)))
                 found.seconds.append(float(event["seconds"]))
-                if signalled_at is not None:
-                    found.emergency_s.append(max(at - signalled_at, float(event["seconds"])))
-                    signalled_at = None
-            elif kind == "save_abandoned" and signalled_at is not None:
-                found.missed += 1
-                signalled_at = None
+                asked_at = signalled.pop(int(event["step"]), None)
+                if asked_at is not None:
+                    found.emergency_s.append(max(at - asked_at, float(event["seconds"])))
     return found
+
+
+def _has_missed(paths: AttemptLayout) -> bool:
+    """The journal says nothing of a save that its deadline has cut off; the outcome does."""
+    try:
+        outcome = read_outcome(paths)
+    except FormatError:
+        return False
+    if outcome is None or outcome.result != STOPPED or outcome.signal is None:
+        return False
+    return outcome.committed_step != outcome.step
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -29,7 +29,8 @@ _RUN = {
     "run_training": Family(GAUGE, "1 while the newest attempt trains."),
     "run_waiting": Family(GAUGE, "1 while the run waits for its job: queued, held or paused."),
     "run_finished": Family(GAUGE, "1 once the run is done."),
-    "run_needs_person": Family(GAUGE, "1 once it has stopped and will not go on by itself."),
+    "run_needs_person": Family(
+        GAUGE, "1 once it has stopped, or its job is gone, and it will not go on by itself."),
     "last_sign_timestamp_seconds": Family(GAUGE, "When the run last gave a sign of itself."),
     "step": Family(GAUGE, "Steps trained, without those that were trained again."),
     "steps_planned": Family(GAUGE, "Steps after which the run is done."),
@@ -56,7 +57,8 @@ _CHECKPOINTS = {
     "checkpoint_saves_skipped_total": Family(
         COUNTER, "Saves left out since the one before was under way."),
     "checkpoint_bytes": Family(GAUGE, "Size of the newest save."),
-    "checkpoint_disk_free_bytes": Family(GAUGE, "Room on the checkpoints' file system."),
+    "checkpoint_disk_free_bytes": Family(
+        GAUGE, "Room on the checkpoints' file system, whatever a quota leaves of it."),
     "checkpoint_quarantined": Family(GAUGE, "Steps that were rejected and put aside."),
     "checkpoint_fallbacks_total": Family(
         COUNTER, "Restores of an older step than the newest committed one."),

@@ -1,7 +1,8 @@
 """All that is on record of a run for its metrics, read by the functions of `status` and `report`.
 
 Reads only. What the report tells costs more than the rest (a whole trace, the accounting), so it
-is read anew when an attempt has begun or ended, and else once in a while.
+is read anew when an attempt has begun or ended, and else once in a while. What the scheduler says
+of a run that gives no sign, job_look.py asks and remembers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any, Optional
 
 from ftslurm.checkpoint.published import step_folders
 from ftslurm.files import list_folder
+from ftslurm.metrics.job_look import JobLooks
 from ftslurm.recovery.on_event import uncommitted_s
 from ftslurm.report.fleet import Goodput
 from ftslurm.report.jobs import JobReport
-from ftslurm.report.sources import Reading, Wanted
+from ftslurm.report.sources import Reading
+from ftslurm.report.wanted import Wanted
 from ftslurm.run.attempts import Progress, read_events, read_progress
+from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout, parse_temporary_name
 from ftslurm.run.planned import planned_interval_s
 from ftslurm.run.record import read_record
@@ -27,6 +31,8 @@ from ftslurm.run.trace_tail import last_row, tokens_at
 from ftslurm.scheduler.sacct import Query
 
 REPORT_EVERY_S = 300.0
+ANSWER_S = 20.0
+"""sacct may be silent so long: the file of metrics waits for it."""
 REPORT_SHARE = 0.01
 """Of the time, at most, that is spent on reading the report."""
 
@@ -47,6 +53,8 @@ class Facts:
 
     now: float
     story: RunStory
+    is_gone: bool
+    """No job of it is left that could go on, as the scheduler says where it is asked."""
     user: str
     cluster: str
     report: Report
@@ -69,23 +77,26 @@ class RunReader:
     def __init__(
         self,
         layout: RunLayout,
+        looks: JobLooks,
         *,
         environ: Mapping[str, str] = os.environ,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.layout = layout
+        self._looks = looks
         self._environ, self._now, self._clock = environ, now, clock
         self._report: Optional[Report] = None
         self._told_of: object = None
         self._again_at = 0.0
 
-    def read(self) -> Facts:
-        """OSError or FtslurmError where the run cannot be read."""
+    def read(self, *, in_haste: bool = False) -> Facts:
+        """OSError or FtslurmError where the run cannot be read. `in_haste`: by what is remembered
+        of the report, however old it is."""
         layout, now = self.layout, self._now()
         record = read_record(layout)
         story = read_story(layout, now=now)
-        report = self._current_report(story)
+        report = self._report if in_haste and self._report else self._current_report(story)
         progress, newest, uncommitted = None, 0, None
         if story.attempts:
             newest = story.attempts[-1].number
@@ -98,9 +109,12 @@ class RunReader:
             planned_s = planned_interval_s(record.spec.checkpoint, progress, step_s)
         tokens, committed_tokens = _tokens(layout, story)
         under_way, unfinished = _unfinished(layout, story, newest)
+        jobs = read_jobs(layout)
+        newest_job = jobs[-1].job_id if jobs else ""
         return Facts(
             now=now,
             story=story,
+            is_gone=self._looks.is_gone(layout.root, story.state, newest_job),
             user=_owner(layout),
             cluster=self._environ.get("SLURM_CLUSTER_NAME", ""),
             report=report,
@@ -127,7 +141,8 @@ class RunReader:
 
 def read_report(layout: RunLayout, *, now: Callable[[], float] = time.time) -> Report:
     """As `ftslurm report RUN` reads it."""
-    reading = Reading(Wanted(runs=[layout.root], is_named=True), Query(), now=now)
+    query = Query(answer_s=ANSWER_S)
+    reading = Reading(Wanted(runs=[layout.root], is_named=True), query, now=now)
     jobs = [job for job in reading.reports() if job.run_dir == str(layout.root)]
     goodput = reading.fleet.goodput
     is_told = bool(jobs) and not reading.fleet.runs_untold and goodput.allocated_s > 0
@@ -177,7 +192,8 @@ def _unfinished(layout: RunLayout, story: RunStory, newest: int) -> tuple[int, i
 
 
 def _free_bytes(layout: RunLayout, progress: Optional[Progress]) -> Optional[int]:
-    """For this user. A program has no checkpoints of ours that would need it."""
+    """For this user, whatever a quota leaves of it: statvfs(3) knows of none on most shared file
+    systems. A program has no checkpoints of ours that would need it."""
     if progress is None:
         return None
     disk = os.statvfs(layout.root)

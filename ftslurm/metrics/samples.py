@@ -13,7 +13,7 @@ from typing import Optional
 from ftslurm.metrics.families import FAMILIES, SUMMARY, TIER
 from ftslurm.metrics.reading import Facts
 from ftslurm.metrics.saves import QUANTILES, Saves, quantile, read_saves
-from ftslurm.recovery.policy import STOP
+from ftslurm.recovery.actions import STOP
 from ftslurm.report.jobs import AttemptReport
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.timeline import first_of
@@ -72,13 +72,17 @@ def _state(facts: Facts) -> Iterator[tuple[str, Optional[float]]]:
     story = facts.story
     action = story.attempts[-1].action if story.attempts else None
     yield "metrics_timestamp_seconds", facts.now
-    yield "run_active", story.state in ACTIVE
+    yield "run_active", _is_on(facts)
     # A program's steps nobody sees.
     yield "run_training", None if story.program else is_training(facts)
-    yield "run_waiting", story.state in WAITING
+    yield "run_waiting", story.state in WAITING and not facts.is_gone
     yield "run_finished", story.state == "done"
-    yield "run_needs_person", story.state == "stopped" and action == STOP
+    yield "run_needs_person", facts.is_gone or (story.state == "stopped" and action == STOP)
     yield "last_sign_timestamp_seconds", story.last_sign_at
+
+
+def _is_on(facts: Facts) -> bool:
+    return facts.story.state in ACTIVE and not facts.is_gone
 
 
 def is_training(facts: Facts) -> bool:
@@ -86,8 +90,7 @@ def is_training(facts: Facts) -> bool:
     attempts = facts.story.attempts
     if not attempts or attempts[-1].ended != "running":
         return False
-    is_on = facts.story.state in ACTIVE
-    return is_on and first_of(facts.newest_events, "first_step") is not None
+    return _is_on(facts) and first_of(facts.newest_events, "first_step") is not None
 
 
 def _checkpoints(facts: Facts) -> Iterator[tuple[str, Optional[float]]]:
@@ -155,7 +158,7 @@ def _failure(facts: Facts) -> Iterator[tuple[str, Optional[float]]]:
 
 def _down_since(facts: Facts, failures: Sequence[AttemptReport]) -> Optional[float]:
     """The first failure since the last new step; None where the run trains or is over."""
-    if facts.story.state not in (*ACTIVE, "waiting") or is_training(facts):
+    if facts.is_gone or facts.story.state not in (*ACTIVE, "waiting") or is_training(facts):
         return None
     failed = {one.number for one in failures}
     since: Optional[float] = None

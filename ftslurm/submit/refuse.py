@@ -18,6 +18,7 @@ from ftslurm.errors import FormatError, RunError, SpecError, UsageError
 from ftslurm.run.attempts import numbers, read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK, TABLE, mount_of
+from ftslurm.run.neighbours import newest_runs
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.spec import RunSpec
 from ftslurm.submit.cluster_values import NCCL_SIGNAL, stop_signal_of
@@ -148,13 +149,7 @@ def save_cost(
 
 def earlier_runs(runs_dir: Path) -> Iterator[Earlier]:
     """The newest of a folder, newest first."""
-    try:
-        folders = [path for path in runs_dir.iterdir() if (path / "run.json").is_file()]
-    except OSError:
-        return
-    folders.sort(key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
-    for folder in folders[:_NUM_EARLIER_RUNS]:
-        layout = RunLayout(folder)
+    for layout in newest_runs(runs_dir, _NUM_EARLIER_RUNS):
         try:
             yield read_record(layout), layout
         except (FormatError, RunError, OSError):

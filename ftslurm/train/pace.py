@@ -45,6 +45,10 @@ and a stall that is lost in the noise of the steps would else have saves follow 
 ENOUGH = 1.25
 """Factor by which the best interval has to differ for a change: off by less, the waste is at most
 2.5 % above its least, as it goes by (r + 1/r) / 2."""
+_OF_SIGMA = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+_CHANCE = 4.0
+"""Standard errors of a mean; one of a median is 1.25 of them."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +99,12 @@ def middle(values: Sequence[float]) -> float:
     """The lower median: one odd save (a step that evaluated, a disk that stood still) moves it not
     at all."""
     return sorted(values)[(len(values) - 1) // 2]
+
+
+def settled(stalls: Sequence[float], steps: Sequence[float], *, newest: int) -> int:
+    """How many of the last of `stalls` belong together: all, unless the middle of the `newest` is
+    off that of all by more than steps without a save make it vary."""
+    usual = middle(steps)
+    spread = _OF_SIGMA * middle([abs(one - usual) for one in steps])
+    off = abs(middle(stalls[-newest:]) - middle(stalls))
+    return newest if off > _CHANCE * spread / math.sqrt(newest) else len(stalls)

@@ -4,7 +4,7 @@ Decides only when to save, never what: that a save is due is agreed on by all ra
 no step is other for it. What a save costs is seen from the steps: the one behind a save is longer
 by the stall, whichever rank it came from, since all wait for the slowest; that is what
 `ftslurm report` counts as stall. A slowdown spread over the steps while a save is written is not
-seen.
+seen. Where steps vary more than a save costs, many saves together tell what it costs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from ftslurm.run.observed import LookBack, Seen, gpus_of, look_back
 from ftslurm.run.rank import RankEnvironment
 from ftslurm.run.record import RunRecord
 from ftslurm.run.spec import AUTO, CheckpointSpec
-from ftslurm.train.pace import choose, is_worth_a_change, middle
+from ftslurm.train.pace import choose, is_worth_a_change, middle, settled
 
-STEPS, SAVES = 50, 5
-"""How many of the newest count."""
+STEPS, SAVES = 200, 5
+"""How many of the newest count; of stalls up to MANY, as long as they do not change."""
+MANY = 8 * SAVES
 
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
@@ -76,7 +77,7 @@ class Pacer:
         self._look_back = look_back
         self._before: Optional[LookBack] = None
         self._usual: deque[float] = deque(maxlen=STEPS)
-        self._stalls: deque[float] = deque(maxlen=SAVES)
+        self._stalls: deque[float] = deque(maxlen=MANY)
         self._lags: deque[float] = deque(maxlen=SAVES)
         self._trained_s = 0.0
         self._has_saved = False
@@ -94,7 +95,7 @@ class Pacer:
         if not self._has_saved:
             self._usual.append(took_s)
         elif self._usual:
-            self._stalls.append(max(0.0, took_s - middle(self._usual)))
+            self._stalls.append(took_s - middle(self._usual))
         self._has_saved = False
         if self._before is None:
             self._before = self._look_back()
@@ -113,7 +114,7 @@ class Pacer:
 
     def _choose(self) -> None:
         before = self._before or LookBack(Seen())
-        stall_s = middle(self._stalls) if self._stalls else before.stall_s
+        stall_s = self._stall_s() if self._stalls else before.stall_s
         lag_s = middle(self._lags) if self._lags else before.lag_s
         if stall_s is None or lag_s is None:
             return
@@ -127,6 +128,12 @@ class Pacer:
         facts = {"before_s": was_s, "stall_s": stall_s, "lag_s": lag_s, **asdict(seen),
                  "gpus": self._gpus, **asdict(choice)}  # fmt: skip
         self._on_event(PACED, {name: _short(value) for name, value in facts.items()})
+
+    def _stall_s(self) -> float:
+        kept = settled(list(self._stalls), self._usual, newest=SAVES)
+        while len(self._stalls) > kept:
+            self._stalls.popleft()
+        return max(0.0, middle(self._stalls))
 
 
 def _short(value: Any) -> Any:

@@ -1,17 +1,140 @@
-"""doctor --across on real nodes: what they see of each other is measured, nothing stays behind."""
+"""doctor on a real cluster: each of its settings broken once is named and no other is; --across on
+real nodes: what they see of each other is measured, nothing stays behind.
+
+Not broken here: slurm.version, slurm.clock, slurm.gpu_models and slurm.proctrack (another Slurm,
+another clock, other hardware, cgroups), slurm.accounting (read when slurmctld starts) and
+preempt/qos: tests/test_doctor.py has recorded settings for those.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from batch_runs import lab_of_its_own
 from lab import Lab, cluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+
+class Settings:
+    """slurm.conf of the lab, as a site that ftslurm likes has it, with lines that a test breaks."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.path = Path(lab.environment["SLURM_CONF"])
+        self.before = self.path.read_text()
+        self.site = lab.folder / "doctor" / "site"
+        self.site.mkdir(parents=True, exist_ok=True)
+        for name in ("prolog.sh", "epilog.sh", "healthcheck.sh", "own.sh"):
+            (self.site / name).write_text("#!/bin/sh\nexit 0\n")
+            (self.site / name).chmod(0o755)
+        self.good = {
+            "KillWait": "30", "UnkillableStepTimeout": "180", "SlurmdTimeout": "300",
+            "PrologEpilogTimeout": "300", "Prolog": f"{self.site}/prolog.sh",
+            "PrologFlags": "Alloc", "Epilog": f"{self.site}/epilog.sh",
+            "HealthCheckProgram": f"{self.site}/healthcheck.sh", "HealthCheckInterval": "300",
+            "HealthCheckNodeState": "ANY", "SchedulerParameters": "nohold_on_prolog_fail",
+            "low": "GraceTime=120 PreemptMode=REQUEUE",
+        }  # fmt: skip
+
+    def put(self, broken: Mapping[str, str]) -> None:
+        """`low`: words of its partition; an empty value: the key is not set."""
+        changed = {**self.good, **broken}
+        words = changed.pop("low")
+        kept = [line for line in self.before.splitlines() if line.partition("=")[0] not in changed]
+        kept = [re.sub(r"PreemptMode=REQUEUE GraceTime=\d+", words, line) for line in kept]
+        self._write([*kept, *(f"{key}={value}" for key, value in changed.items() if value)])
+
+    def _write(self, lines: list[str]) -> None:
+        beside = self.path.with_suffix(".doctor")
+        beside.write_text("\n".join(lines) + "\n")
+        beside.replace(self.path)
+        self.lab.run_as_root("scontrol", "reconfigure")
+
+    def restore(self) -> None:
+        self._write(self.before.splitlines())
+
+    def complaints(self, runs: Path) -> dict[str, str]:
+        """Lines on Slurm that are not ok, and what was seen."""
+        argv = [str(self.lab.python), "-m", "ftslurm", "doctor", "--partition", "low"]
+        argv += ["--runs", str(runs), "--write-gb", "0", "--json"]
+        environ = {"PYTHONPATH": str(self.lab.checkout)}
+        done = self.lab.run_as(self.lab.user, argv, env=environ, check=False)
+        lines = json.loads(done.stdout)["lines"]
+        bad = [line for line in lines if line["name"].startswith("slurm") and line["todo"]]
+        assert all(line["state"] in ("warn", "fail") for line in bad), bad
+        # Nothing but cgroups sees all processes of a job, and this cluster has none.
+        return {line["name"]: line["seen"] for line in bad if line["name"] != "slurm.proctrack"}
+
+    def wait_for(self, names: set[str], runs: Path) -> None:
+        """24.11 and later begin anew when they are reconfigured."""
+        seen: dict[str, str] = {}
+
+        def agrees() -> Optional[bool]:
+            seen.clear()
+            seen.update(self.complaints(runs))
+            return set(seen) == names or None
+
+        wait_until(agrees, timeout_s=15, seen=lambda: f"named {seen}, expected {names}")
+
+
+@pytest.fixture
+def settings(lab: Lab) -> Iterator[Settings]:
+    made = Settings(lab)
+    try:
+        yield made
+    finally:
+        made.restore()
+
+
+def broken_settings(settings: Settings) -> list[tuple[str, dict[str, str]]]:
+    """Line of doctor, and what brings it."""
+    is_later = settings.lab.version >= (23, 2)  # knows a key more, and PreemptParameters
+    word = "preempt_send_user_signal" if is_later else "send_user_signal"
+    return [
+        ("slurm.grace", {"low": "PreemptMode=REQUEUE GraceTime=15"}),
+        ("slurm.preempt_mode", {"low": "PreemptMode=CANCEL GraceTime=120"}),
+        ("slurm.user_signal", {"SlurmctldParameters": word}),
+        ("slurm.kill_wait", {"KillWait": "5"}),
+        ("slurm.job_requeue", {"JobRequeue": "0"}),
+        *([("slurm.max_requeues", {"MaxBatchRequeue": "2"})] if is_later else []),
+        ("slurm.requeue_exit", {"RequeueExit": "1-3,75"}),
+        ("slurm.unkillable", {"UnkillableStepTimeout": "60"}),
+        ("slurm.prolog", {"Prolog": f"{settings.site}/own.sh"}),
+        ("slurm.prolog_flags", {"PrologFlags": ""}),
+        ("slurm.prolog_hold", {"SchedulerParameters": ""}),
+        ("slurm.epilog", {"Epilog": ""}),
+        ("slurm.health_check", {"HealthCheckProgram": "", "HealthCheckInterval": "0"}),
+        ("slurm.epilog_timeout", {"PrologEpilogTimeout": "10"}),
+        ("slurm.slurmd_timeout", {"SlurmdTimeout": "3600"}),
+    ]
+
+
+def test_a_well_set_cluster_gets_no_complaint_and_a_badly_set_one_all_of_them(
+    lab: Lab, settings: Settings
+) -> None:
+    runs = runs_of(lab, "doctor-settings")
+    settings.put({})
+    settings.wait_for(set(), runs)
+    every: dict[str, str] = {}
+    for _, broken in broken_settings(settings):
+        every |= broken
+    every["low"] = "PreemptMode=CANCEL GraceTime=15"
+    settings.put(every)
+    settings.wait_for({name for name, _ in broken_settings(settings)}, runs)
+
+
+@pytest.mark.full
+def test_each_setting_broken_once_is_named_and_no_other_is(lab: Lab, settings: Settings) -> None:
+    runs = runs_of(lab, "doctor-each")
+    for name, broken in broken_settings(settings):
+        settings.put(broken)
+        settings.wait_for({name}, runs)
 
 
 @pytest.fixture(scope="module")

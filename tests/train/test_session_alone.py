@@ -3,6 +3,7 @@ saves."""
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,10 +13,14 @@ from typing import Any
 import launch
 import pytest
 
+from ftslurm.checkpoint.store import CheckpointStore
+from ftslurm.doctor.line import WARN
+from ftslurm.doctor.run_facts import Past, check_emergency_saves
 from ftslurm.errors import RANK_STOPPED
 from ftslurm.run.attempts import FINISHED, STOPPED, read_events, read_outcome
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import RankEnvironment, StopFlag
+from ftslurm.run.record import read_record
 from ftslurm.run.spec import CheckpointSpec, ClusterSpec, RunSpec
 
 pytestmark = pytest.mark.torch
@@ -53,7 +58,6 @@ def open_session(layout: RunLayout, groups: Any) -> Open:
     """Call it for a Session at step 0 with a model, restored."""
     import torch
 
-    from ftslurm.run.record import read_record
     from ftslurm.train.session import Session
 
     def make(
@@ -178,6 +182,28 @@ def test_after_a_save_that_failed_nobody_is_waited_for_beyond_the_deadline(
     with pytest.raises(SystemExit):
         train(session)
     assert 1.0 <= waits[0] <= 2.5 and 1.0 <= closed[0] <= 2.5
+
+
+def test_a_save_that_its_deadline_has_cut_off_is_found_by_doctor(
+    layout: RunLayout, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, publish = threading.Event(), CheckpointStore.publish
+
+    def wait_and_publish(self: CheckpointStore, *args: Any) -> Any:
+        assert opened.wait(30.0)
+        return publish(self, *args)
+
+    monkeypatch.setattr(CheckpointStore, "publish", wait_and_publish)
+    flag = StopFlag()
+    session = open_session(flag=flag)
+    flag.signal_number, flag.signalled_at = signal.SIGTERM, time.monotonic() - 30
+    try:
+        with pytest.raises(SystemExit):
+            train(session)
+    finally:
+        opened.set()
+    line = check_emergency_saves([Past(layout, read_record(layout))])
+    assert line.state == WARN and "could not save in time" in line.seen
 
 
 def test_the_clock_saves_once_an_interval(layout: RunLayout, open_session: Open) -> None:
