@@ -17,7 +17,7 @@ def row(job_id="7", state="COMPLETED", *, name="train", **values):
     """One line of the table, without its end."""
     record = {
         "JobID": job_id, "JobIDRaw": job_id, "Cluster": "c", "User": "ada", "UID": "1001",
-        "Account": "lab", "Partition": "gpu", "QOS": "normal", "State": state, "ExitCode": "0:0",
+        "Account": "lab", "Partition": "gpu", "State": state, "ExitCode": "0:0",
         "Submit": "2026-11-29T12:00:00", "Eligible": "2026-11-29T12:00:00",
         "Start": "2026-11-29T12:10:00", "End": "2026-11-29T13:10:00", "ElapsedRaw": "3600",
         "NNodes": "2", "NodeList": "n[1-2]", "AllocTRES": "cpu=4,gres/gpu=8,node=2",
@@ -32,12 +32,12 @@ def runs(*lines):
 
 
 def test_a_row_is_told_with_all_that_slurm_says():
-    (run,), table = runs(row(FailedNode="n2", SLUID="s1", State="NODE_FAIL", ExitCode="1:0"))
+    (run,), table = runs(row(FailedNode="n2", State="NODE_FAIL", ExitCode="1:0"))
     assert (run.job_id, run.user, run.uid, run.account, run.partition) == (
         "7", "ada", 1001, "lab", "gpu",
     )  # fmt: skip
     assert (run.elapsed_s, run.num_nodes, run.nodes, run.gpus) == (3600.0, 2, "n[1-2]", 8)
-    assert (run.failed_node, run.state, run.code, run.sluid) == ("n2", "NODE_FAIL", 1, "s1")
+    assert (run.failed_node, run.state, run.code) == ("n2", "NODE_FAIL", 1)
     assert run.start_at - run.eligible_at == 600.0
     assert table.left_out == 0
 
@@ -79,7 +79,7 @@ def test_a_job_that_lost_a_node_and_went_on_is_one_run():
         row("7.0", "CANCELLED", ExitCode="0:9"),
         row("7", "COMPLETED", Start="2026-11-29T12:01:00", ElapsedRaw="40", NodeList="n[1-2]"),
     )
-    assert (run.state, run.elapsed_s, run.resizes) == ("COMPLETED", 100.0, 1)
+    assert (run.state, run.elapsed_s) == ("COMPLETED", 100.0)
     assert run.start_at == at("2026-11-29T12:00:00")
     assert [one.step_id for one in run.steps] == ["7.0"]
 

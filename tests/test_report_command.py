@@ -32,6 +32,8 @@ class Sacct:
         self.fails("")
         self._write("scontrol", f'cat {folder}/shown 2>/dev/null; exit "$(cat {folder}/shown_rc)"')
         (folder / "shown_rc").write_text("1")
+        self._write("sacctmgr", f'printf "%s\\n" "$@" >{folder}/events_asked; cat {folder}/events')
+        self.had_events("")
         self._write(
             "sacct",
             f"""
@@ -73,6 +75,10 @@ if [ -s {folder}/late ]; then cat {folder}/late >&2; exit 1; fi
         (self.folder / "error").write_text(error)
         (self.folder / "late").write_text(late)
 
+    def had_events(self, *lines: str) -> None:
+        """Of nodes, as sacctmgr prints them."""
+        (self.folder / "events").write_text("".join(f"{line}\n" for line in lines))
+
     def shows(self, *lines: str) -> None:
         (self.folder / "shown").write_text("".join(f"{line}\n" for line in lines))
         (self.folder / "shown_rc").write_text("0")
@@ -108,7 +114,7 @@ def test_one_line_a_job_with_its_attempts_folded(sacct, capsys):
     sacct.rows(*PREEMPTED_THEN_DONE, row("8"))
     assert report() == 1
     out = capsys.readouterr().out
-    assert "3 (1 preempted, 1 node)" in out
+    assert "3 (1 node, 1 preempted)" in out
     assert " n2 " in out
     assert "\n8 " not in out  # nothing is wrong with it
     assert "cluster.exclude" in out
@@ -288,3 +294,42 @@ def test_times_are_those_of_sacct_and_short_ones(text, told):
 def test_a_time_that_is_none_is_refused(sacct, capsys):
     assert report("--since", "; rm") == 2
     assert "is no time" in capsys.readouterr().err
+
+
+def test_a_date_that_is_none_is_refused_as_sacct_refuses_it(sacct, capsys):
+    sacct.fails("", late="sacct: error: Invalid time specification (pos=5): 2026-13-45\n")
+    for words in ([], ["--json"]):
+        assert report("--since", "2026-13-45", *words) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "sacct takes no such time (--since 2026-13-45, --until now)" in said.err
+
+
+def test_a_table_that_breaks_off_before_anything_failed_is_not_code_0(sacct, capsys):
+    sacct.rows(row("8"))
+    sacct.fails("", late="sacct: error: Problem talking to the database\n")
+    for words in ([], ["--csv"]):
+        assert report(*words) == 3
+        assert "broke off" in capsys.readouterr().err
+
+
+def test_a_job_that_waits_has_no_attempt_in_text_table_or_sum(sacct, capsys):
+    waits = {"Start": "Unknown", "End": "Unknown", "ElapsedRaw": "0"}
+    sacct.rows(row("8", "PENDING", **waits), row("70_[0-99]", "PENDING", **waits), row("9"))
+    _, record = as_json(capsys)
+    report("--csv")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [one["attempts"] for one in rows] == ["0", "0", "1"]
+    assert record["fleet"]["total"]["attempts"] == 1
+    assert sum(int(one["tasks"]) for one in rows) == record["fleet"]["jobs"] == 102
+    report("--runs")
+    assert "0 attempts, 0 GPU-hours" in capsys.readouterr().out
+
+
+def test_a_list_of_tasks_that_was_cut_is_no_step(sacct, capsys):
+    cut = {"Start": "Unknown", "End": "Unknown", "ElapsedRaw": "0"}
+    sacct.rows(row("7"), row("72_[1,3,...]", "PENDING", **cut))
+    _, record = as_json(capsys)
+    assert [(job["job_id"], job["tasks"]) for job in record["jobs"]] == [
+        ("7", 1), ("72_[1,3,...]", 2),
+    ]  # fmt: skip

@@ -7,7 +7,7 @@ from ftslurm.report.advice import BY_CAUSE, findings
 from ftslurm.report.fleet import Fleet, Goodput
 from ftslurm.report.fold import fold
 from ftslurm.report.jobs import FAILURES, FREE, AttemptReport, JobReport, report_of, within
-from ftslurm.report.records import lost_gpu_hours
+from ftslurm.report.records import COLUMNS, csv_row, lost_gpu_hours
 from ftslurm.report.text import fleet_lines, job_lines
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.job_table import JobRun
@@ -15,9 +15,9 @@ from ftslurm.scheduler.job_table import JobRun
 
 def attempt(cause=None, *, nodes="n[1-2]", hours=1.0, gpus=8, node=None, **values):
     return AttemptReport(
-        state="X", cause=cause, sentence="", start_at=0.0, end_at=3600.0 * hours,
+        state="X", cause=cause, start_at=0.0, end_at=3600.0 * hours,
         wait_s=60.0, elapsed_s=3600.0 * hours, num_nodes=2, gpus=gpus, nodes=nodes, node=node,
-        **values,
+        **{"sentence": "", **values},
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_text_shows_nothing_that_a_terminal_acts_on():
     told = job(evil, attempt(), run_dir="/runs/\x1b[2J")
     lines = [*job_lines(told), *fleet_lines(fleet(told, told), None)]
     assert all(line.isprintable() for line in lines)
-    assert "  -" in lines[1]  # of a run, an attempt of Slurm's alone has no number
+    assert "  -" in lines[2]  # of a run, an attempt of Slurm's alone has no number
 
 
 def test_every_cause_is_a_failure_or_free_and_every_failure_has_advice():
@@ -196,3 +196,61 @@ def test_attempts_of_a_job_by_accounting_say_how_long_they_waited():
     assert (report.attempts[0].wait_s, report.attempts[0].gpu_hours) == (600.0, 16.0)
     assert report.attempts[0].is_requeued
     assert (report.state, report.attempts[1].wait_s) == ("waiting", None)
+
+
+def test_text_fits_a_terminal_of_80_columns_but_for_names_and_paths():
+    found = fleet(
+        job(attempt(causes.NODE, node="n2", sentence="a node " * 30), attempt(), user="x" * 40),
+        job(attempt(causes.CODE, hours=3000.0), state="failed", job_id="1234567_123"),
+    )
+    found.goodput.add(Goodput(trained_s=80, lost_s=15, stall_s=1, restart_s=4))
+    found.runs_untold = 3
+    long = job(attempt(causes.NODE, node="n" * 20, sentence="a node " * 30, rank=3), attempt())
+    lines = [*fleet_lines(found, None), *fleet_lines(found, "user"), *list(job_lines(long))[1:]]
+    assert max(map(len, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_text_says_nothing_of_what_nobody_knows():
+    told = "\n".join(fleet_lines(fleet(job(attempt())), None))
+    assert "?" not in told
+    assert "between failures" not in told
+    assert "lemon nodes        none, of 2 nodes none was blamed for a failure" in told
+
+
+def test_a_loss_that_is_not_known_is_no_loss_of_nothing():
+    cut = job(attempt(causes.CODE, hours=3.0), state="failed")
+    lines = fleet_lines(fleet(cut), None)
+    (row,) = [line for line in lines if line.startswith(causes.CODE)]
+    assert row.endswith(" 0+")
+    assert any(line.lstrip().startswith("+: or more") for line in lines)
+    assert any("at most" in line for line in lines)
+    saved = fleet_lines(fleet(job(attempt(causes.CODE, lost_s=360.0), state="failed")), None)
+    assert not any(line.lstrip().startswith("+:") for line in saved)
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "|", "%", "\t", "\r", "\n"])
+def test_no_text_of_a_row_is_a_formula_for_a_spreadsheet(begin):
+    evil = f"{begin}cmd|'/c calc'!A1"
+    one = job(attempt(causes.NODE, node=evil), user=evil, job_id=evil, run_dir=evil)
+    one.name = one.account = one.partition = evil
+    told = dict(zip(COLUMNS, csv_row(one)))
+    texts = ("job_id", "name", "user", "account", "partition", "failed_node", "run_dir")
+    assert {told[name] for name in texts} == {f"'{evil}"}
+    assert told["gpu_hours"] == 8.0  # a number stays one
+    assert len(told) == len(csv_row(one))
+
+
+def test_text_tells_lemons_from_nothing_seen_and_from_too_little_to_see():
+    def faults(count, others=40):
+        one = [job(attempt(causes.NODE, node="n1", nodes="n1")) for _ in range(count)]
+        for place, failed in enumerate(one):
+            failed.attempts[0].end_at = 7200.0 * place
+        rest = [job(attempt(nodes=f"n{2 + i % 3}")) for i in range(others)]
+        return "\n".join(fleet_lines(fleet(*one, *rest), None))
+
+    assert "lemon nodes        none, of 3 nodes none was blamed" in faults(0)
+    assert "too few faults to tell: 1 on 4 nodes, and 5 on one node" in faults(1)
+    assert "lemon nodes        n1: more failures than chance would give" in faults(12)
+    assert "! node n1: 12 faults said to be its own" in faults(12)
+    assert "cluster.exclude=n1" in faults(12)

@@ -19,6 +19,9 @@ from ftslurm.run.story import RunStory
 from ftslurm.run.timeline import Timeline
 from ftslurm.scheduler.job_table import JobRun
 
+TOKENS = 500
+"""Of a step."""
+
 
 def attempt(number, *, claimed_at, job_id="7", restart=0, cause=None, ended="failed", **values):
     defaults = {
@@ -52,7 +55,10 @@ def slurm(state, start, end, *, job_id="7", restarts=0, eligible=None):
 def trace(layout, number, first, seconds):
     path = layout.trace_file(number)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"step": first + i, "seconds": took} for i, took in enumerate(seconds)]
+    rows = [
+        {"step": first + i, "seconds": took, "tokens": TOKENS * (first + i)}
+        for i, took in enumerate(seconds)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9')
 
 
@@ -126,6 +132,13 @@ def test_a_run_that_was_given_up_has_lost_what_no_checkpoint_holds(layout):
     report, _ = joined(layout, told, slurm("FAILED", 1000.0, 1100.0))
     assert (report.state, report.attempts[0].steps_lost) == ("failed", 2)
     assert report.attempts[0].lost_s == pytest.approx(6.0)
+    assert report.attempts[0].tokens_lost == 2 * TOKENS
+
+
+def test_the_rank_that_hung_is_the_one_that_is_blamed(layout):
+    hung = attempt(1, claimed_at=1000.0, cause="hang", blamed={"node": "n1", "rank": 3})
+    told, _ = joined(layout, story(hung), slurm("FAILED", 1000.0, 1100.0))
+    assert (told.attempts[0].rank, told.attempts[0].node) == (3, "n1")
 
 
 def test_a_run_that_got_a_new_job_each_time_is_one_report(layout):

@@ -1,9 +1,12 @@
 """Rows of accounting become logical jobs, and each run of one gets the cause its state tells."""
 
+import tracemalloc
+
 import pytest
 
 from ftslurm.diagnosis import causes
-from ftslurm.report.fold import fold
+from ftslurm.report import fold as fold_module
+from ftslurm.report.fold import fold, split_waiting
 from ftslurm.report.logical import ending
 from ftslurm.scheduler.job_table import JobRun, StepRow
 
@@ -49,6 +52,74 @@ def test_a_job_is_held_while_it_may_come_back_and_no_longer():
     rest = [job.job_id for job in found]
     assert rest.count("7") == 1
     assert rest.index("7") == pytest.approx(5e4 / 100 - 100, abs=2)  # those that ended before
+
+
+def long_queue(jobs, back):
+    """All submitted at once, each ended days later; of every tenth job `back` more runs follow."""
+    for number in range(jobs):
+        is_back = number % 10 == 0
+        state = "PREEMPTED" if is_back else "COMPLETED"
+        yield run(str(number), state, submit_at=0.0, start_at=1e5, end_at=2e5 + number)
+    for turn in range(1, back + 1):
+        for number in range(0, jobs, 10):
+            state = "PREEMPTED" if turn < back else "FAILED"
+            at = 2e5 * turn + number
+            yield run(str(number), state, submit_at=at, start_at=at + 5, end_at=at + 2e5, code=1)
+
+
+def shape(job):
+    return job.job_id, job.state, [(one.state, one.submit_at) for one in job.attempts]
+
+
+def test_past_the_most_that_are_held_the_numbers_stay_the_same(monkeypatch):
+    """Those that have ended are given up first, so the jobs that come back are still held."""
+    whole = sorted(shape(job) for job in fold(long_queue(3000, 2)))
+    assert [len(runs) for _, _, runs in whole].count(3) == 300
+    monkeypatch.setattr(fold_module, "MOST_HELD", 310)
+    given = told = most = 0
+
+    def counted():
+        nonlocal given
+        for one in long_queue(3000, 2):
+            given += 1
+            yield one
+
+    few = []
+    for job in fold(counted()):
+        told += len(job.attempts)
+        most = max(most, given - told)
+        few.append(shape(job))
+    assert sorted(few) == whole
+    assert most <= 3 * 310
+
+
+def test_memory_does_not_grow_with_rows_past_the_most_that_are_held(monkeypatch):
+    monkeypatch.setattr(fold_module, "MOST_HELD", 200)
+    peaks = []
+    for jobs in (2_000, 20_000):
+        tracemalloc.start()
+        assert sum(1 for _ in fold(long_queue(jobs, 1))) >= jobs
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    print(peaks)
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_tasks_that_wait_in_one_row_are_split_off_it_by_number():
+    (row,) = jobs(
+        run("70_[3-9:2,12%2]", "PENDING"),
+    )
+    found = list(split_waiting([row], ["70_5", "70_6", "70_12", "71_3", "8", "70_x"]))
+    assert [(job.job_id, job.tasks) for job in found] == [
+        ("70_5", 1), ("70_12", 1), ("70_[3-9:2,12%2]", 3),
+    ]  # fmt: skip
+    assert [job.newest.job_id for job in found[:2]] == ["70_5", "70_12"]
+    assert list(split_waiting([row], ["70"])) == [row]
+    assert [job.job_id for job in split_waiting(jobs(run("70_[1]", "PENDING")), ["70_1"])] == [
+        "70_1"
+    ]
+    (huge,) = jobs(run("70_[0-4000000]", "PENDING"))
+    assert [job.tasks for job in split_waiting([huge], ["70_4000000"])] == [1, 4_000_000]
 
 
 def test_a_job_that_shrank_is_one_run_with_other_jobs_between_its_rows():

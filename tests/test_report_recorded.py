@@ -15,12 +15,13 @@ from ftslurm.scheduler.sacct import parse_shown_job
 
 DATA = Path(__file__).parent / "data"
 COUNTS = {"22.05": (35, 21), "24.11": (11, 24), "26.05": (12, 24)}
-"""Logical jobs; fields that this sacct has of those asked for."""
+"""Logical jobs; fields that this sacct had of those that were asked for then."""
 
 
 def jobs_of(version, table_name="sacct.txt"):
     folder = DATA / f"slurm-{version}"
-    names = known_fields((folder / "helpformat.txt").read_text())
+    columns = (DATA / "sacct-columns.txt").read_text().split()
+    names = known_fields((folder / "helpformat.txt").read_text(), columns)
     table = Table(names, "^|^")
     with (folder / table_name).open(newline="\n") as lines:
         jobs = {job.job_id: job for job in fold(table.runs(lines))}

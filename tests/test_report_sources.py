@@ -10,7 +10,8 @@ from test_report_command import as_json, report, sacct
 
 from ftslurm.files import write_json
 from ftslurm.report import sources
-from ftslurm.report.sources import NodeNames, runs_below
+from ftslurm.report.sources import NodeNames
+from ftslurm.report.wanted import runs_below
 from ftslurm.run.attempts import Attempt, claim
 from ftslurm.run.jobs import add_job
 from ftslurm.run.layout import RunLayout
@@ -110,6 +111,13 @@ def test_a_folder_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
     assert "1 folders" in notes[0]
 
 
+def test_a_folder_that_submit_is_building_is_no_run_yet(tmp_path):
+    for name in ("a", ".a.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    assert [path.name for path in runs_below(tmp_path, [])] == ["a"]
+
+
 def test_a_named_run_that_may_not_be_read_is_refused_with_a_sentence(sacct, capsys, monkeypatch):
     make_run("r", "7", claimed_at=time.time())
 
@@ -154,7 +162,7 @@ def test_a_run_without_a_trace_is_told_as_such(sacct, capsys):
     _, record = as_json(capsys, "runs/r")
     assert (record["fleet"]["runs_untold"], record["fleet"]["goodput"]["share"]) == (1, None)
     report("runs/r")
-    assert "of 1 runs it is not known" in capsys.readouterr().out
+    assert "of 1 runs, which left no trace" in capsys.readouterr().out
 
 
 def test_names_of_nodes_are_held_once_and_in_bounds(monkeypatch):
@@ -165,3 +173,49 @@ def test_names_of_nodes_are_held_once_and_in_bounds(monkeypatch):
         names.of(f"rack{number}n[1-10]")
     assert sum(map(len, names._lists.values())) <= 100
     assert names.of("[") == []
+
+
+def test_a_run_named_in_two_spellings_is_one(sacct, capsys):
+    layout = make_run("r", "7", claimed_at=time.time() - HOUR_S)
+    sacct.rows(slurm("7", "COMPLETED", time.time() - 2 * HOUR_S))
+    log = layout.root / "r.out"
+    log.touch()
+    for words in (("r", str(log)), (str(layout.root.absolute()), "runs/r", "runs/../runs/r")):
+        _, record = as_json(capsys, *words)
+        assert (len(record["jobs"]), record["fleet"]["jobs"]) == (1, 1)
+        assert record["source"]["notes"] == record["jobs"][0]["notes"] == []
+    make_run("a", "8", claimed_at=time.time() - HOUR_S)
+    _, record = as_json(capsys, "r", "a", str(layout.root.absolute()))
+    assert [job["run_dir"] for job in record["jobs"]] == ["runs/r", "runs/a"]
+
+
+@pytest.mark.parametrize("words", [(), ("runs",)])
+def test_a_run_of_a_later_version_hides_no_other(sacct, capsys, words):
+    begin = time.time() - 2 * HOUR_S
+    for name, job_id in (("damaged", "7"), ("fine", "8")):
+        make_run(name, job_id, claimed_at=begin + 1)
+    write_json(RunLayout(Path("runs/damaged")).run_json, {"schema_version": 1, "spec": {}})
+    sacct.rows(slurm("7", "COMPLETED", begin), slurm("8", "COMPLETED", begin))
+    _, record = as_json(capsys, *words)
+    assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["fine"]
+    assert "damaged or of a later version: KeyError" in record["source"]["notes"][0]
+
+
+def test_a_number_that_came_back_is_of_the_run_that_noted_it(sacct, capsys):
+    """slurmctld has lost its state in between, and counts from 1 again."""
+    begin = time.time() - 100 * HOUR_S
+    starts = {"older": begin, "newer": begin + 50 * HOUR_S}
+    rows = []
+    for name, start in starts.items():
+        make_run(name, "7", claimed_at=start + 1)
+        rows.append(
+            slurm("7", "COMPLETED", start, name=name, hours=9.0 if name == "older" else 1.0)
+        )
+    sacct.rows(*rows)
+    _, record = as_json(capsys)
+    told = {Path(job["run_dir"]).name: job for job in record["jobs"]}
+    assert {name: job["gpu_hours"] for name, job in told.items()} == {"older": 72.0, "newer": 8.0}
+    assert [job["notes"] for job in told.values()] == [[], []]
+    sacct.rows(rows[1])  # accounting has forgotten the older one
+    _, record = as_json(capsys, "runs")
+    assert record["fleet"]["total"]["gpu_hours"] == 8.0

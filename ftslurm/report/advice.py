@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftslurm.diagnosis import causes
+from ftslurm.report.drains import OURS, Kind
 from ftslurm.report.fleet import Fleet
+from ftslurm.report.lemons import Lemon
+
+MOST_SUSPECTS = 3
 
 BY_CAUSE = {
     causes.TIME_LIMIT: "a run goes on by itself after its limit; a job of another kind needs a"
@@ -55,17 +59,45 @@ def findings(fleet: Fleet) -> list[Finding]:
     )
     for cause, group in by_cause:
         if group.failures:
-            what = f"{cause}: {group.failures} attempts of {group.jobs} jobs"
+            attempts = f"{group.failures:,} attempt{'s' if group.failures > 1 else ''}"
+            of = f"{group.jobs:,} job{'s' if group.jobs > 1 else ''}"
+            what = f"{cause}: {attempts} of {of}; {causes.MEANING[cause]}"
             found.append(Finding(what, BY_CAUSE[cause]))
-    for one in fleet.lemons:
-        seen = f"{one.failed} of {one.jobs} programs failed on it that are done elsewhere"
-        if one.is_blamed:
-            seen = f"{one.failed} faults said to be its own, on {one.jobs} jobs"
-        chance = f"chance would give {one.expected:.1f} (p = {one.chance:.2g})"
-        advice = f"keep off it (cluster.exclude={one.node}) and have the site test it"
-        found.append(Finding(f"node {one.node}: {seen}; {chance}", advice))
-    found += _of_goodput(fleet)
+    judged = fleet.judged
+    for one in judged.lemons:
+        advice = f"keep off it (cluster.exclude={one.node}, --exclude) and have the site test it"
+        found.append(Finding(_stands_out(one), advice))
+    for one in judged.suspects[:MOST_SUSPECTS]:
+        advice = "too little to tell, it may be chance: `ftslurm health probe` on it looks now"
+        found.append(Finding(_stands_out(one), advice))
+    found += [*_of_drains(fleet), *_of_goodput(fleet)]
     return found
+
+
+def _stands_out(one: Lemon) -> str:
+    seen = f"{one.failed} of {one.jobs} jobs failed on it, {one.programs} programs more often than"
+    seen += " elsewhere"
+    if one.is_blamed:
+        seen = f"{one.failed} faults said to be its own, on {one.jobs} jobs"
+    often = f"once in {1.0 / one.chance:,.0f}" if one.chance > 1e-6 else "never in a million"
+    return (
+        f"node {one.node}: {seen}; chance would give {one.expected:.1f}, and so many {often} such"
+        " reports"
+    )
+
+
+def _of_drains(fleet: Fleet) -> list[Finding]:
+    """Those of ours: they are no failures of jobs."""
+    ours = fleet.drains.kinds[OURS] if fleet.drains is not None else Kind()
+    if not ours.events:
+        return []
+    rules = ", ".join(f"{count} x {rule}" for rule, count in ours.most())
+    what = f"ftslurm drained {len(ours.nodes):,} node{'s' if len(ours.nodes) > 1 else ''} ({rules})"
+    advice = (
+        "no job failed by it; `ftslurm health probe --explain` on the node says what was seen, and"
+        " whether it still is"
+    )
+    return [Finding(what, advice)]
 
 
 def _of_goodput(fleet: Fleet) -> list[Finding]:

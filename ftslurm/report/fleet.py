@@ -13,8 +13,9 @@ from typing import Optional
 
 from ftslurm.diagnosis import causes
 from ftslurm.diagnosis.causes import NODE_FAULTS
+from ftslurm.report.drains import Drains
 from ftslurm.report.jobs import AttemptReport, JobReport
-from ftslurm.report.lemons import Lemon, NodeTally, Programs, lemons, program_of
+from ftslurm.report.lemons import Judged, NodeTally, Programs, judge, program_of
 
 GROUPS = ("cause", "node", "user", "run", "partition")
 HARDWARE = NODE_FAULTS | {causes.NETWORK_TRANSIENT, causes.STORAGE}
@@ -40,6 +41,16 @@ class Group:
     that were cut short."""
     unknown_gpu_hours: float = 0.0
     wait_s: float = 0.0
+
+    def add(self, other: Group) -> None:
+        self.jobs += other.jobs
+        self.attempts += other.attempts
+        self.failures += other.failures
+        self.gpu_hours += other.gpu_hours
+        self.node_hours += other.node_hours
+        self.lost_gpu_hours += other.lost_gpu_hours
+        self.unknown_gpu_hours += other.unknown_gpu_hours
+        self.wait_s += other.wait_s
 
 
 @dataclass
@@ -87,29 +98,39 @@ class Fleet:
     goodput: Goodput = field(default_factory=Goodput)
     runs_untold: int = 0
     """Not in the goodput: no record says what they trained."""
+    drains: Optional[Drains] = None
+    """Nodes that were out of service; None: it was not asked for, or nobody answers."""
     _faults: set[tuple[str, str, float]] = field(default_factory=set)
+    _failed_at: dict[str, float] = field(default_factory=dict)
 
     def add(self, job: JobReport, *, expand: Callable[[str], list[str]]) -> None:
         """`expand`: host list -> nodes."""
-        self.__dict__.pop("lemons", None)
+        self.__dict__.pop("judged", None)
         self.jobs += job.tasks
         self.states[job.state] = self.states.get(job.state, 0) + job.tasks
-        _add(self.total, job.attempts, jobs=job.tasks)
-        for name, key in (("user", job.user), ("partition", job.partition), ("run", job.run_dir)):
+        whole = _sum(job.attempts, jobs=job.tasks)
+        self.total.add(whole)
+        run = job.sweep.sweep_dir if job.sweep is not None else job.run_dir
+        for name, key in (("user", job.user), ("partition", job.partition), ("run", run)):
             if key:
-                _add(self.by[name].setdefault(key, Group()), job.attempts, jobs=job.tasks)
+                self._group(name, key).add(whole)
         for cause in {one.cause for one in job.attempts if one.cause}:
-            group = self.by["cause"].setdefault(cause, Group())
-            _add(group, [one for one in job.attempts if one.cause == cause])
-        for node in {one.node for one in job.attempts if _is_node_fault(one) and one.node}:
-            group = self.by["node"].setdefault(node, Group())
-            _add(group, [one for one in job.attempts if one.node == node and _is_node_fault(one)])
+            self._group("cause", cause).add(_sum(one for one in job.attempts if one.cause == cause))
+        blamed = [one for one in job.attempts if one.node and _is_node_fault(one)]
+        for node in {one.node for one in blamed if one.node}:
+            self._group("node", node).add(_sum(one for one in blamed if one.node == node))
         self._nodes(job, expand)
         # One that was cancelled might still have been done.
         if job.failures and job.state in ("completed", "failed", "timeout"):
             is_done = job.state != "failed" and not job.attempts[-1].is_failure
             self.failed_then_done += is_done
             self.failed_for_good += not is_done
+
+    def _group(self, name: str, key: str) -> Group:
+        groups = self.by[name]
+        if key not in groups:
+            groups[key] = Group()
+        return groups[key]
 
     def _nodes(self, job: JobReport, expand: Callable[[str], list[str]]) -> None:
         hours: dict[str, float] = {}
@@ -129,7 +150,7 @@ class Fleet:
                 if one.node not in blamed and self._is_new("blame", one.node, one.end_at):
                     blamed.add(one.node)
             elif one.is_failure:
-                outcome.update(dict.fromkeys(nodes, True))
+                outcome.update((node, True) for node in nodes if self._is_apart(node, one.end_at))
             elif not one.is_cut_short and one.end_at is not None:
                 for node in nodes:
                     outcome.setdefault(node, False)
@@ -150,6 +171,15 @@ class Fleet:
         if one.gpus:
             self.hardware_failures += self._is_new("gpu", place, one.end_at)
 
+    def _is_apart(self, node: str, at: Optional[float]) -> bool:
+        """Of a failure of which nobody is blamed: no other was near it on the node, as when a file
+        system is away and takes down all that runs."""
+        if at is None:
+            return True
+        before = self._failed_at.get(node)
+        self._failed_at[node] = at
+        return before is None or abs(at - before) > SAME_FAULT_S
+
     def _is_new(self, kind: str, place: str, at: Optional[float]) -> bool:
         """Not of a fault that has ended another job already."""
         if at is None:
@@ -160,8 +190,9 @@ class Fleet:
         return is_new
 
     @cached_property
-    def lemons(self) -> list[Lemon]:
-        return lemons(self.node_tallies, self.programs)
+    def judged(self) -> Judged:
+        """Which nodes fail jobs more often than chance would have it."""
+        return judge(self.node_tallies, self.programs)
 
     @property
     def node_mtbf_h(self) -> Optional[float]:
@@ -191,16 +222,17 @@ def _is_node_fault(one: AttemptReport) -> bool:
     return one.cause in NODE_FAULTS
 
 
-def _add(group: Group, attempts: Iterable[AttemptReport], *, jobs: int = 1) -> None:
-    group.jobs += jobs
+def _sum(attempts: Iterable[AttemptReport], *, jobs: int = 1) -> Group:
+    group = Group(jobs)
     for one in attempts:
-        # 22.05 may lose the start of an attempt that a lost node has ended.
-        group.attempts += one.start_at is not None or one.is_failure
-        group.failures += one.is_failure
-        group.gpu_hours += one.gpu_hours
+        is_failure, gpu_hours = one.is_failure, one.gpu_hours
+        group.attempts += one.is_begun
+        group.failures += is_failure
+        group.gpu_hours += gpu_hours
         group.node_hours += one.node_hours
         group.wait_s += one.wait_s or 0.0
         if one.lost_s is not None:
             group.lost_gpu_hours += one.lost_s * one.gpus / 3600.0
         elif one.is_cut_short:
-            group.unknown_gpu_hours += one.gpu_hours
+            group.unknown_gpu_hours += gpu_hours
+    return group

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ftslurm.report.logical import REQUEUED_STATES, LogicalJob
 from ftslurm.scheduler.job_table import JobRun, resized
@@ -18,7 +19,12 @@ RECYCLED_S = 7 * 86_400.0
 """So long after its end no job comes back under its own number; another one may."""
 HELD_S = 3_600.0
 """So long after its end a job may be queued again: slurmctld knows it for MinJobAge (300 s)."""
-MOST_HELD = 200_000
+MOST_HELD = 50_000
+"""Jobs at a time, of some 2 kB each. Beyond it those that have ended are taken for whole before
+their time, and at last those that were queued again: only the next rows of these would be told as
+another job."""
+
+_COMES_BACK = REQUEUED_STATES | {"RESIZING"}
 
 _RANGE = re.compile(r"_\[([^\]]*)\]$")
 
@@ -57,23 +63,28 @@ class _Held:
 def fold(runs: Iterable[JobRun]) -> Iterator[LogicalJob]:
     """Each job when it is whole."""
     held: dict[tuple[str, str], _Held] = {}
-    due: list[tuple[float, int, tuple[str, str]]] = []
+    ended: list[tuple[float, int, tuple[str, str]]] = []
+    comes_back: list[tuple[float, int, tuple[str, str]]] = []
     now = 0.0
     for place, run in enumerate(runs):
         base, _, offset = run.job_id.partition("+")
         key = (run.cluster, base)
         one = held.get(key)
+        known_until = one.until if one is not None else None
         if one is not None and not one.takes(run, offset):
             yield held.pop(key).job
-            one = None
+            one = known_until = None
         if one is None:
             one = held[key] = _Held(LogicalJob(base, [run], tasks=_tasks(base)))
-        heapq.heappush(due, (one.until, place, key))
+        if one.until != known_until:
+            due = comes_back if one.job.newest.state in _COMES_BACK else ended
+            heapq.heappush(due, (one.until, place, key))
         now = max(now, run.submit_at or 0.0)
-        while due and (due[0][0] < now or len(held) > MOST_HELD):
-            until, _, key = heapq.heappop(due)
-            if key in held and held[key].until <= until:
-                yield held.pop(key).job
+        for due in (ended, comes_back):
+            while due and (due[0][0] < now or len(held) > MOST_HELD):
+                until, _, key = heapq.heappop(due)
+                if key in held and held[key].until <= until:
+                    yield held.pop(key).job
     yield from (one.job for one in held.values())
 
 
@@ -104,17 +115,43 @@ def _add_resources(leader: JobRun, part: JobRun) -> None:
     leader.failed_node = leader.failed_node or part.failed_node
 
 
+def split_waiting(jobs: Iterable[LogicalJob], job_ids: Iterable[str]) -> Iterator[LogicalJob]:
+    """Tasks of an array that wait stand in one row: those of `job_ids` become jobs of their own,
+    what is left stays one."""
+    wanted: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array, _, number = job_id.partition("_")
+        if number.isdigit():
+            wanted.setdefault(array, []).append(int(number))
+    for job in jobs:
+        array, _, ranges = job.job_id.partition("_[")
+        if not ranges or array not in wanted:
+            yield job
+            continue
+        spans = _spans(job.job_id)
+        own = [number for number in wanted[array] if any(number in span for span in spans)]
+        for job_id in (f"{array}_{number}" for number in own):
+            yield LogicalJob(job_id, [replace(run, job_id=job_id) for run in job.attempts])
+        if len(own) < job.tasks:
+            yield replace(job, tasks=job.tasks - len(own))
+
+
 def _tasks(job_id: str) -> int:
     """`70_[3-9,12%2]`: 8."""
+    return max(1, sum(map(len, _spans(job_id))))
+
+
+def _spans(job_id: str) -> list[range]:
+    """Which tasks a row stands for; none: it is no range."""
     found = _RANGE.search(job_id)
     if found is None:
-        return 1
-    count = 0
+        return []
+    spans = []
     for piece in found[1].partition("%")[0].split(","):
         span, _, stride = piece.partition(":")
         first, _, last = span.partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
             continue  # `...`: sacct has cut a long list
         step = int(stride) if stride.isdigit() and int(stride) else 1
-        count += 1 + max(0, int(last or first) - int(first)) // step
-    return max(1, count)
+        spans.append(range(int(first), int(last or first) + 1, step))
+    return spans

@@ -51,6 +51,9 @@ class AttemptReport:
     more_node_s: float = 0.0
     """Of a job that was resized: beyond `elapsed_s` on `num_nodes` nodes."""
     more_gpu_s: float = 0.0
+    is_cut_later: bool = False
+    """Cut short, but after the window: why is not told there, and what it had not saved by then is
+    lost all the same."""
 
     @property
     def node_hours(self) -> float:
@@ -61,13 +64,37 @@ class AttemptReport:
         return (self.elapsed_s * self.gpus + self.more_gpu_s) / 3600.0
 
     @property
+    def last_at(self) -> Optional[float]:
+        """Its end, or so late it was still there."""
+        if self.end_at is not None or self.start_at is None:
+            return self.end_at
+        return self.start_at + self.elapsed_s
+
+    @property
     def is_cut_short(self) -> bool:
         """It did not come to its own end: whatever it had not saved is lost."""
-        return self.cause is not None or self.is_requeued
+        return self.cause is not None or self.is_requeued or self.is_cut_later
+
+    @property
+    def is_begun(self) -> bool:
+        """It counts as an attempt. 22.05 may lose the start of one that a lost node has ended."""
+        return self.start_at is not None or self.is_failure
 
     @property
     def is_failure(self) -> bool:
         return self.cause in FAILURES
+
+
+@dataclass(frozen=True)
+class SweepTask:
+    """Which task of a sweep a run is."""
+
+    sweep_dir: str
+    number: int
+    overrides: list[str]
+    """Those that not all tasks of the sweep have."""
+    value: Any
+    """What it came to, as JSON has it; None: it is not done, or returned nothing."""
 
 
 @dataclass
@@ -85,6 +112,8 @@ class JobReport:
     last_step: Optional[int] = None
     step_s: Optional[float] = None
     """Median time of a step."""
+    sweep: Optional[SweepTask] = None
+    """None: it is no task of a sweep."""
     notes: list[str] = field(default_factory=list)
     """What is not known, and why."""
 
@@ -99,6 +128,10 @@ class JobReport:
     @property
     def wait_s(self) -> float:
         return sum(one.wait_s or 0.0 for one in self.attempts)
+
+    @property
+    def begun(self) -> list[AttemptReport]:
+        return [one for one in self.attempts if one.is_begun]
 
     @property
     def failures(self) -> list[AttemptReport]:
@@ -151,36 +184,70 @@ def _attempt(run: JobRun) -> AttemptReport:
 
 
 def within(job: JobReport, since: Optional[float], until: Optional[float]) -> JobReport:
-    """What of it lies between the two (None: no bound): attempts that had ended before or began
-    after are left out, of others the time outside. A job that waits is told as it is."""
-    attempts = [
-        _clipped(one, since, until) for one in job.attempts if not _is_outside(one, since, until)
-    ]
-    return job if attempts == job.attempts else replace(job, attempts=attempts)
+    """What of it lies between the two (None: no bound), so that windows side by side add up: time
+    is of the window it lies in, a wait of the one with the start, the end and its cause of the one
+    with the end. One that ended after `until` had not ended then. A job that waits is told as it
+    is."""
+    kept = [_clipped(one, since, until) for one in job.attempts if _is_inside(one, since, until)]
+    if kept == job.attempts:
+        return job
+    return replace(job, attempts=kept, state=_state_at(job, until))
 
 
-def _is_outside(one: AttemptReport, since: Optional[float], until: Optional[float]) -> bool:
-    if until is not None and one.start_at is not None and one.start_at > until:
-        return True
-    return since is not None and one.end_at is not None and one.end_at < since
+def _state_at(job: JobReport, until: Optional[float]) -> str:
+    """As of `until`, where something came after it."""
+    if until is None or not any(_is_after(one.last_at, until) for one in job.attempts):
+        return job.state
+    begun = [one for one in job.attempts if one.start_at is not None and one.start_at < until]
+    return "running" if any(_is_after(one.last_at, until) for one in begun) else "waiting"
+
+
+def _is_inside(one: AttemptReport, since: Optional[float], until: Optional[float]) -> bool:
+    begin, end = (one.end_at if one.start_at is None else one.start_at), one.end_at
+    if until is not None and begin is not None and begin >= until:
+        return False
+    return since is None or end is None or end >= since
+
+
+def _is_after(at: Optional[float], until: Optional[float]) -> bool:
+    return at is not None and until is not None and at >= until
 
 
 def _clipped(one: AttemptReport, since: Optional[float], until: Optional[float]) -> AttemptReport:
-    if one.start_at is None:
+    start_at, end_at = one.start_at, one.last_at
+    if start_at is None or end_at is None:
         return one
-    end = one.end_at if one.end_at is not None else one.start_at + one.elapsed_s
-    span_s = end - one.start_at
-    inside_s = min(end, end if until is None else until) - max(
-        one.start_at, one.start_at if since is None else since
-    )
-    if span_s <= 0 or inside_s >= span_s:
-        return one
-    part = max(0.0, inside_s) / span_s
-    return replace(
+    begin = start_at if since is None else max(start_at, since)
+    end = end_at if until is None else min(end_at, until)
+    part = max(0.0, end - begin) / (end_at - start_at) if end_at > start_at else 1.0
+    found = replace(
         one,
+        start_at=begin,
+        wait_s=one.wait_s if begin == start_at else None,
         elapsed_s=one.elapsed_s * part,
         more_node_s=one.more_node_s * part,
         more_gpu_s=one.more_gpu_s * part,
+    )
+    return _unended(found) if one.end_at is not None and _is_after(end_at, until) else found
+
+
+def _unended(one: AttemptReport) -> AttemptReport:
+    """Without its end, and what is told of that."""
+    return replace(
+        one,
+        state="RUNNING",
+        end_at=None,
+        cause=None,
+        sentence="",
+        node=None,
+        rank=None,
+        evidence=[],
+        steps_lost=None,
+        tokens_lost=None,
+        mttd_s=None,
+        rto_s=None,
+        is_requeued=False,
+        is_cut_later=one.is_cut_short,
     )
 
 

@@ -15,15 +15,15 @@ from typing import Optional
 
 from ftslurm.diagnosis import causes
 from ftslurm.files import read_json
-from ftslurm.recovery.evidence import read_decision
-from ftslurm.recovery.policy import ENDED
+from ftslurm.recovery.actions import ENDED
 from ftslurm.report.attempt_end import ending_of
 from ftslurm.report.fleet import Goodput
 from ftslurm.report.jobs import AttemptReport, JobReport, queued_s, report_of, within
 from ftslurm.report.logical import Ending, LogicalJob, ending
+from ftslurm.report.phases import Phases, phases
 from ftslurm.report.step_times import StepTimes, read_step_times
-from ftslurm.run.attempt_story import AttemptStory
-from ftslurm.run.attempts import read_events
+from ftslurm.run.attempt_story import AttemptStory, tokens_between
+from ftslurm.run.attempts import read_decision, read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory
 from ftslurm.run.sweep_record import format_numbers
@@ -72,7 +72,7 @@ def join(
 ) -> tuple[JobReport, Optional[Goodput]]:
     """`jobs`: all of the run, oldest first; none where accounting has nothing. No goodput where the
     records do not say what was trained. `window`: only attempts within it count."""
-    story = replace(story, attempts=_with_last_loss(story))
+    story = replace(story, attempts=_with_last_loss(layout, story))
     shares = _shares(story, jobs, now)
     times = [read_step_times(layout.trace_file(one.number)) for one in story.attempts]
     attempts = [
@@ -82,18 +82,32 @@ def join(
     attempts += _without_attempt(jobs, shares)
     report = _report(layout, story, jobs, attempts, times)
     report.notes += _without_row(story, shares)
+    whole_s = {one.number: one.elapsed_s for one in attempts if one.number}
     report = within(report, *window)
     report.attempts.sort(key=lambda one: one.start_at or now)
-    numbers = {one.number for one in report.attempts}
-    told = [one for one in zip(story.attempts, shares, times) if one[0].number in numbers]
+    kept = {one.number: one for one in report.attempts if one.number}
+    told = [one for one in zip(story.attempts, shares, times) if one[0].number in kept]
+    spent = {one.number: _phases(layout, one, share, its) for one, share, its in told}
+    for number, attempt in kept.items():
+        if attempt.lost_s and attempt.elapsed_s < whole_s[number]:
+            attempt.lost_s = spent[number].within(*window).lost_s
     if any(_is_untold(story, one, its) for one, _, its in told):
         return report, None
-    good = _goodput(layout, told)
-    if good is not None:
-        rest = [one for one in report.attempts if one.number is None]
-        good.restart_s += 3600.0 * sum(one.node_hours for one in rest)
-        good.queue_s += sum((one.wait_s or 0.0) * one.num_nodes for one in rest)
-    return report, good
+    # The end of an attempt that trained for longer is not known.
+    if any(its.total_s > share.elapsed_s + CLOCKS_S for _, share, its in told):
+        return report, None
+    return report, _goodput(report.attempts, spent, window)
+
+
+def _phases(layout: RunLayout, one: AttemptStory, share: _Share, its: StepTimes) -> Phases:
+    return phases(
+        share.start_at,
+        share.elapsed_s,
+        its,
+        read_events(layout.attempt(one.number)),
+        steps_lost=one.steps_lost,
+        last_step=one.last_step or 0,
+    )
 
 
 def _report(
@@ -159,7 +173,7 @@ def _is_untold(story: RunStory, attempt: AttemptStory, times: StepTimes) -> bool
     return (attempt.last_step or 0) > (attempt.restored_step or 0)
 
 
-def _with_last_loss(story: RunStory) -> list[AttemptStory]:
+def _with_last_loss(layout: RunLayout, story: RunStory) -> list[AttemptStory]:
     """Of a run that has ended for good, what was trained past the last checkpoint is lost as well,
     though nobody trains it again."""
     if story.state not in ("stopped", "cancelled") or not story.attempts:
@@ -167,8 +181,12 @@ def _with_last_loss(story: RunStory) -> list[AttemptStory]:
     *others, last = story.attempts
     trained = (last.last_step or 0) - (last.restored_step or 0)
     uncommitted = (last.last_step or 0) - (story.committed_step or 0)
-    lost = max(last.steps_lost, min(trained, uncommitted))
-    return [*others, replace(last, steps_lost=lost)]
+    lost = min(trained, uncommitted)
+    if lost <= last.steps_lost:
+        return story.attempts
+    end = last.last_step or 0
+    tokens = tokens_between(layout, story.attempts, end - lost, end)
+    return [*others, replace(last, steps_lost=lost, tokens_lost=tokens)]
 
 
 def _state(story: RunStory, base: Optional[JobReport], attempts: Sequence[AttemptReport]) -> str:
@@ -206,7 +224,7 @@ def _attempt(
         nodes=",".join(story.nodes),
         node=end.node,
         number=story.number,
-        rank=story.first_failure.rank if story.first_failure else None,
+        rank=_rank(story),
         evidence=list(story.evidence),
         committed_step=story.committed_step,
         steps_lost=story.steps_lost,
@@ -218,6 +236,14 @@ def _attempt(
         more_node_s=run.more_node_s * share.part if run else 0.0,
         more_gpu_s=run.more_gpu_s * share.part if run else 0.0,
     )
+
+
+def _rank(story: AttemptStory) -> Optional[int]:
+    """That failed first; one that hangs says nothing, and is known by those that wait for it."""
+    if story.first_failure is not None:
+        return story.first_failure.rank
+    rank = (story.blamed or {}).get("rank")
+    return rank if isinstance(rank, int) else None
 
 
 def _shares(story: RunStory, jobs: Sequence[LogicalJob], now: float) -> list[_Share]:
@@ -261,39 +287,21 @@ def _run_of(attempt: AttemptStory, jobs: Sequence[LogicalJob]) -> Optional[JobRu
 
 
 def _goodput(
-    layout: RunLayout, told: Sequence[tuple[AttemptStory, _Share, StepTimes]]
-) -> Optional[Goodput]:
-    """In node-seconds; None where the end of an attempt is not known that trained."""
+    attempts: Sequence[AttemptReport],
+    spent: Mapping[int, Phases],
+    window: tuple[Optional[float], Optional[float]],
+) -> Goodput:
+    """Of all that was allocated in the window, in node-seconds."""
     found = Goodput()
-    for one, share, its in told:
-        if its.total_s > share.elapsed_s + CLOCKS_S:
-            return None
-        nodes = (share.run.num_nodes if share.run else 0) or max(1, len(one.nodes))
-        events = read_events(layout.attempt(one.number))
-        kept = (one.last_step or 0) - one.steps_lost
-        lost_s = its.last_s(min(one.steps_lost, len(its.seconds)))
-        saved = [int(event["step"]) for event in events if event["kind"] == "committed"]
-        stall_s = its.stall_s(saved, until=kept)
-        trained_s = max(0.0, its.total_s - lost_s - stall_s)
-        restart_s = _starting_s(share, events, its)
-        rest_s = share.elapsed_s - trained_s - lost_s - stall_s - restart_s
-        found.trained_s += nodes * trained_s
-        found.lost_s += nodes * lost_s
-        found.stall_s += nodes * stall_s
-        found.restart_s += nodes * restart_s
-        found.other_s += nodes * max(0.0, rest_s)
-        if share.run is not None and share.is_first:
-            found.queue_s += nodes * (queued_s(share.run) or 0.0)
+    for one in attempts:
+        node_s = 3600.0 * one.node_hours
+        if one.number is None:  # a start that no attempt came of
+            found.restart_s += node_s
+        elif one.elapsed_s:
+            its = spent[one.number].within(*window)
+            # Nodes on the average: a job that was resized had more of them before.
+            for name, value in vars(its).items():
+                setattr(its, name, value * node_s / one.elapsed_s)
+            found.add(its)
+        found.queue_s += (one.wait_s or 0.0) * one.num_nodes
     return found
-
-
-def _starting_s(share: _Share, events: Sequence[Mapping[str, object]], its: StepTimes) -> float:
-    """From its begin until it trained; all of it where it never did."""
-    first = next((event for event in events if event["kind"] == "first_step"), None)
-    if share.start_at is None:
-        return 0.0
-    untrained_s = max(0.0, share.elapsed_s - its.total_s)
-    if first is None:
-        return 0.0 if its.seconds else untrained_s
-    at = float(str(first["at"])) - (its.seconds[0] if its.seconds else 0.0)
-    return min(untrained_s, max(0.0, at - share.start_at))

@@ -5,23 +5,29 @@ Two kinds of evidence, each held against its own chance:
   share of all hours, or of all jobs where that is more.
 - Failures of which nobody was blamed, as a sick node may break programs and nothing else. Programs
   differ, and so do partitions: a program is compared with itself, by how often it fails elsewhere.
-  On one node it counts once, however often it was tried there, and not before it has ever been
-  done: until then its failures are its own.
+  A failure counts where the program's job before it was done: a script that is broken fails again
+  and again until it is mended, wherever it is tried. Where programs differ more between nodes than
+  chance has it, all of them or these between the other nodes, as much is allowed to this one.
 
 A node is a lemon where so much or more would come up on any node of the fleet less than once in a
-hundred such fleets.
+hundred such fleets; a suspect where it would in less than one of five: then there is too little to
+tell. How many faults would be enough is told as well, so that no lemon is not taken for no sick
+node where so few jobs could not have shown one.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 LEAST_FAULTS = 2
 LEAST_PROGRAMS, LEAST_USERS = 3, 2
+LEAST_OF_SUSPECT = 2
 SIGNIFICANCE = 0.01
+SUSPICION = 0.2
 MOST_PAIRS = 400_000
 """Programs and nodes that are kept; what comes later is not looked at."""
 
@@ -41,59 +47,123 @@ class NodeTally:
 class Lemon:
     node: str
     jobs: int
-    """On it; programs where nobody was blamed."""
+    """On it; where nobody was blamed, those that came after one of the same program was done."""
     failed: int
-    """By which it stands out: faults, or programs that failed where nobody was blamed."""
+    """By which it stands out: faults, or such jobs that failed."""
     is_blamed: bool
     expected: float
     """So many chance would have given it."""
     chance: float
     """Of so many or more on any one node of the fleet."""
+    programs: int = 0
+    """Where nobody was blamed: that failed on it more than elsewhere."""
+    users: int = 0
+    """Whose they are."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    lemons: list[Lemon]
+    """The likeliest first."""
+    suspects: list[Lemon]
+    """Of which it is too early to tell."""
+    nodes: int
+    """That were looked at."""
+    faults: int
+    """That were blamed on one of them."""
+    enough: Optional[int]
+    """Of these faults, or one fault more where they are too few: so many on one node of the usual
+    share would make it a lemon. None: with a single node there is nothing to compare with."""
+
+    @property
+    def is_too_few(self) -> bool:
+        """Not even all of them on one node could have told."""
+        return self.enough is None or self.enough > self.faults
 
 
 Program = tuple[str, str, str]
 """User, partition, name less its numbers."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """A program on a node, held against itself elsewhere."""
+
+    user: str
+    jobs: int
+    failed: int
+    rate: float
+    """By which it fails elsewhere."""
+    off: float
+    """Of the other nodes, by that rate: the squares by which their failures are off, summed up, and
+    what chance alone would make of them."""
+    variance: float
+
+    @property
+    def expected(self) -> float:
+        return self.jobs * self.rate
+
+
 class Programs:
-    """Jobs of each program on each node: how many there were, and how many failed unblamed."""
+    """How often jobs of each program failed, unblamed, on each node, right after one was done."""
 
     def __init__(self) -> None:
         self._on: dict[Program, dict[str, list[int]]] = {}
+        self._is_done: dict[Program, bool] = {}
         self._pairs = 0
 
     def add(self, program: Program, nodes: Mapping[str, bool]) -> None:
-        """One job; `nodes`: whether it failed on each."""
-        if program not in self._on and all(nodes.values()):
-            return
-        here = self._on.setdefault(program, {})
-        for node, is_failed in nodes.items():
-            if node not in here:
+        """The next job of it; `nodes`: whether it failed on each."""
+        is_done = not all(nodes.values())
+        if self._is_done.get(program):
+            here = self._on[program]
+            for node, is_failed in nodes.items():
+                if node not in here:
+                    if self._pairs >= MOST_PAIRS:
+                        continue
+                    self._pairs += 1
+                    here[node] = [0, 0]
+                here[node][0] += 1
+                here[node][1] += is_failed
+        elif is_done:
+            if program not in self._on:
                 if self._pairs >= MOST_PAIRS:
-                    continue
+                    return
                 self._pairs += 1
-                here[node] = [0, 0]
-            here[node][0] += 1
-            here[node][1] += is_failed
+                self._on[program] = {}
+        else:
+            return
+        self._is_done[program] = is_done
 
-    def by_node(self) -> dict[str, list[tuple[str, bool, float]]]:
-        """Each program that was on the node and elsewhere: its user, whether it failed on it, and
-        how likely that was by how often it fails elsewhere."""
-        found: dict[str, list[tuple[str, bool, float]]] = {}
+    def by_node(self) -> dict[str, list[Held]]:
+        """Each program that was on the node and elsewhere."""
+        found: dict[str, list[Held]] = {}
         for (user, _, _), here in self._on.items():
-            jobs = sum(count for count, _ in here.values())
-            failed = sum(count for _, count in here.values())
-            if not failed and len(here) == 1:
-                continue
-            for node, (own_jobs, own_failed) in here.items():
-                others = jobs - own_jobs
-                if not others:
-                    continue
-                # Half a failure more, or the first one of a program would be a wonder.
-                rate = min(1.0, (failed - own_failed + 0.5) / (others + 1.0))
-                likely = 1.0 - (1.0 - rate) ** own_jobs
-                found.setdefault(node, []).append((user, own_failed > 0, likely))
+            for node, held in _held(user, here).items():
+                found.setdefault(node, []).append(held)
         return found
+
+
+def _held(user: str, here: Mapping[str, list[int]]) -> dict[str, Held]:
+    jobs = sum(count for count, _ in here.values())
+    failed = sum(count for _, count in here.values())
+    jobs_2 = sum(count * count for count, _ in here.values())
+    both = sum(count * bad for count, bad in here.values())
+    failed_2 = sum(bad * bad for _, bad in here.values())
+    found = {}
+    for node, (own, bad) in here.items():
+        others, nodes = jobs - own, len(here) - 1
+        if not others:
+            continue
+        # Half a failure more, or the first one of a program would be a wonder.
+        rate = min(1.0, (failed - bad + 0.5) / (others + 1.0))
+        off, variance = 0.0, 0.0
+        if nodes > 1:  # their own mean is in the rate: one of them says nothing
+            off = (failed_2 - bad * bad) - 2.0 * rate * (both - own * bad)
+            off = (off + rate * rate * (jobs_2 - own * own)) * nodes / (nodes - 1)
+            variance = others * rate * (1.0 - rate)
+        found[node] = Held(user, own, bad, rate, off, variance)
+    return found
 
 
 def program_of(user: str, partition: str, name: str) -> Program:
@@ -101,11 +171,45 @@ def program_of(user: str, partition: str, name: str) -> Program:
     return user, partition, _NUMBER.sub("#", name)
 
 
-def lemons(tallies: Mapping[str, NodeTally], programs: Programs) -> list[Lemon]:
-    """The likeliest first; by blame where it is for that."""
+def judge(tallies: Mapping[str, NodeTally], programs: Programs) -> Judged:
+    """By blame where a node stands out for that, else by programs."""
     found = {one.node: one for one in _by_programs(len(tallies), programs)}
-    found.update({one.node: one for one in _by_blame(tallies)})
-    return sorted(found.values(), key=lambda lemon: (lemon.chance, lemon.node))
+    for one in _by_blame(tallies):
+        if one.node not in found or one.chance < max(SIGNIFICANCE, found[one.node].chance):
+            found[one.node] = one
+    ordered = sorted(found.values(), key=lambda one: (one.chance, one.node))
+    faults = sum(one.blamed for one in tallies.values())
+    return Judged(
+        [one for one in ordered if _is_lemon(one)],
+        [one for one in ordered if not _is_lemon(one)],
+        len(tallies),
+        faults,
+        _enough(faults, len(tallies)),
+    )
+
+
+def _is_lemon(one: Lemon) -> bool:
+    is_broad = one.is_blamed or (one.programs >= LEAST_PROGRAMS and one.users >= LEAST_USERS)
+    return one.chance < SIGNIFICANCE and is_broad
+
+
+def _enough(faults: int, nodes: int) -> Optional[int]:
+    """Faults on a node of the usual share that make it a lemon."""
+    if nodes < 2:
+        return None
+    share = 1.0 / nodes
+    low, high = LEAST_FAULTS, faults + 1
+    while low < high:
+        middle = (low + high) // 2
+        if _of_fleet(tail(faults, middle, share), nodes) < SIGNIFICANCE:
+            high = middle
+        else:
+            low = middle + 1
+    if low <= faults:
+        return low
+    while _of_fleet(share**low, nodes) >= SIGNIFICANCE:
+        low += 1
+    return low
 
 
 def _by_blame(tallies: Mapping[str, NodeTally]) -> Iterator[Lemon]:
@@ -117,21 +221,45 @@ def _by_blame(tallies: Mapping[str, NodeTally]) -> Iterator[Lemon]:
             continue
         share = max(one.jobs / jobs, one.hours / hours if hours else 0.0)
         chance = _of_fleet(tail(faults, one.blamed, share), len(tallies))
-        if chance < SIGNIFICANCE:
+        if chance < SUSPICION and one.blamed > faults * share:
             yield Lemon(node, one.jobs, one.blamed, True, faults * share, chance)
 
 
 def _by_programs(nodes: int, programs: Programs) -> Iterator[Lemon]:
-    for node, told in programs.by_node().items():
-        failed = sum(is_failed for _, is_failed, _ in told)
-        users = {user for user, is_failed, _ in told if is_failed}
-        expected = sum(likely for _, _, likely in told)
-        if failed < LEAST_PROGRAMS or len(users) < LEAST_USERS or failed <= expected:
+    by_node = programs.by_node()
+    whole_off, whole_variance = _off_of([one for told in by_node.values() for one in told])
+    for node, told in by_node.items():
+        jobs, failed = sum(one.jobs for one in told), sum(one.failed for one in told)
+        expected = sum(one.expected for one in told)
+        worse = [one for one in told if one.failed > one.expected]
+        if len(worse) < LEAST_OF_SUSPECT or failed <= expected:
             continue
         # Chances that differ spread less than a binomial of their mean: this errs for the node.
-        chance = _of_fleet(tail(len(told), failed, expected / len(told)), nodes)
-        if chance < SIGNIFICANCE:
-            yield Lemon(node, len(told), failed, False, expected, chance)
+        own_off, own_variance = _off_of(told)
+        spread = max(
+            _ratio(whole_off - own_off, whole_variance - own_variance),
+            _ratio(sum(one.off for one in told), sum(one.variance for one in told)),
+        )
+        few = int(failed / spread)
+        chance = tail(max(few, round(jobs / spread)), few, expected / jobs)
+        chance = _of_fleet(chance, nodes)
+        if chance < SUSPICION:
+            users = len({one.user for one in worse})
+            yield Lemon(node, jobs, failed, False, expected, chance, len(worse), users)
+
+
+def _off_of(told: Sequence[Held]) -> tuple[float, float]:
+    """As `off` and `variance`, of these themselves."""
+    return (
+        sum((one.failed - one.expected) ** 2 for one in told),
+        sum(one.expected * (1.0 - one.rate) for one in told),
+    )
+
+
+def _ratio(off: float, variance: float) -> float:
+    """By how much failures differ between nodes, against chance alone: a program that fails every
+    other time for a day does so where it happens to be."""
+    return max(1.0, off / variance) if variance > 0 else 1.0
 
 
 def _of_fleet(chance: float, nodes: int) -> float:

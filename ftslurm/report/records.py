@@ -1,10 +1,43 @@
-"""A report for programs: values to JSON and CSV. Pure; job by job, so that no list is needed."""
+"""A report for programs: values to JSON and CSV. Pure; job by job, so that no list is needed.
+
+The JSON is one object; times are UTC seconds, `_s` seconds, null is what nobody knows. New keys do
+not raise `schema_version`; a key that goes, or means another thing, does.
+
+What lies in the window counts, so that windows side by side add up: hours, losses and goodput are
+of the time within, a wait is of the window with the start of the attempt, its end, cause and
+failure of the one with the end. `start_at` is not before `since`; of one that ended after `until`
+`end_at` is null, as of one that runs. Jobs and attempts that cross a border are in both windows.
+What is named is told whole.
+
+    since, until     as they were asked for
+    source           accounting: sacct, scontrol or none; notes: what could not be read, for people
+    jobs             a logical job each: fields of JobReport and of its AttemptReports (jobs.py);
+                     besides causes (of its attempts, counted), failures, wait_s, node_hours,
+                     gpu_hours, lost_gpu_hours
+    sweeps           those whose tasks are among the jobs (sweeps.py)
+    fleet            all together:
+      jobs, states   how many, by state
+      total          fields of Group (fleet.py); `by` has one for each cause, node (of the faults
+                     that are said to be its own), user, run and partition
+      node_mtbf_h, gpu_mtbf_h, node_faults, hardware_failures
+                     hours for each fault, and how many faults there were
+      lemons, suspects, lemon_test
+                     nodes that fail jobs more often than chance would have it, those of which it
+                     is too early to tell, and how many faults would be enough (lemons.py)
+      recovered_share, hit_again_share
+                     of the jobs that failed; of the attempts after a node's fault
+      goodput        node-seconds of the runs whose records tell; share: of what was allocated
+      runs_untold    runs that goodput leaves out
+      drains         nodes out of service by ours, lost and others (drains.py); null: not asked
+      findings       what, advice: as the text has them
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Optional
 
 from ftslurm.report.advice import findings
 from ftslurm.report.fleet import Fleet, Group
@@ -14,8 +47,11 @@ SCHEMA_VERSION = 1
 COLUMNS = (
     "job_id", "name", "user", "account", "partition", "state", "attempts", "failures", "causes",
     "first_failing_rank", "failed_node", "committed_step", "last_step", "wait_s", "node_hours",
-    "gpu_hours", "lost_gpu_hours", "run_dir",
+    "gpu_hours", "lost_gpu_hours", "run_dir", "value", "tasks",
 )  # fmt: skip
+
+_FORMULA = "=+-@\t\r\n|%"
+"""With which a cell may begin that a spreadsheet works out, or hands to another program (OWASP)."""
 
 
 def job_record(job: JobReport) -> dict[str, Any]:
@@ -44,22 +80,31 @@ def lost_gpu_hours(job: JobReport) -> Any:
 def csv_row(job: JobReport) -> list[Any]:
     failures = job.failures
     first = failures[0] if failures else None
-    values = [
-        job.job_id, job.name, job.user, job.account, job.partition, job.state, len(job.attempts),
-        len(failures), " ".join(f"{cause}:{count}" for cause, count in job.causes().items()),
-        first.rank if first else None, first.node if first else None, job.committed_step,
-        job.last_step, job.wait_s, job.node_hours, job.gpu_hours, lost_gpu_hours(job), job.run_dir,
+    return [
+        _text(job.job_id), _text(job.name), _text(job.user), _text(job.account),
+        _text(job.partition), job.state, len(job.begun), len(failures),
+        " ".join(f"{cause}:{count}" for cause, count in job.causes().items()),
+        first.rank if first else None, _text(first.node) if first else None, job.committed_step,
+        job.last_step, job.wait_s, job.node_hours, job.gpu_hours, lost_gpu_hours(job),
+        _text(job.run_dir), _value(job), job.tasks,
     ]  # fmt: skip
-    return [_cell(value) for value in values]
 
 
-def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is marked as text."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value
+def _value(job: JobReport) -> Any:
+    """Of a task of a sweep: a number as it is, anything else as JSON."""
+    value = job.sweep.value if job.sweep is not None else None
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    return _text(value if isinstance(value, str) else json.dumps(value))
+
+
+def _text(value: Optional[str]) -> Optional[str]:
+    """One that a spreadsheet would take for a formula is marked as text."""
+    return f"'{value}" if value and value[0] in _FORMULA else value
 
 
 def fleet_record(fleet: Fleet) -> dict[str, Any]:
+    judged = fleet.judged
     return {
         "jobs": fleet.jobs,
         "states": fleet.states,
@@ -69,11 +114,19 @@ def fleet_record(fleet: Fleet) -> dict[str, Any]:
         "gpu_mtbf_h": fleet.gpu_mtbf_h,
         "node_faults": fleet.node_faults,
         "hardware_failures": fleet.hardware_failures,
-        "lemons": [asdict(one) for one in fleet.lemons],
+        "lemons": [asdict(one) for one in judged.lemons],
+        "suspects": [asdict(one) for one in judged.suspects],
+        "lemon_test": {
+            "nodes": judged.nodes,
+            "faults": judged.faults,
+            "enough": judged.enough,
+            "is_too_few": judged.is_too_few,
+        },
         "recovered_share": fleet.recovered_share,
         "hit_again_share": fleet.hit_again_share,
         "goodput": {**asdict(fleet.goodput), "share": fleet.goodput.share},
         "runs_untold": fleet.runs_untold,
+        "drains": asdict(fleet.drains)["kinds"] if fleet.drains is not None else None,
         "findings": [asdict(one) for one in findings(fleet)],
     }
 

@@ -1,8 +1,7 @@
-"""What a report is made of: the arguments of a person turned into runs and jobs, and both read.
+"""What a report is made of: the rows of accounting and the records of runs, read and joined.
 
-Reads only. A run is found by its directory; a job by its number; a log by the number in its name,
-or by the run it lies in. Runs below the folders given (`runs/` by default) are joined with
-accounting by the job ids that they have written down themselves.
+Reads only. Runs are joined with accounting by the job ids that they have written down themselves.
+Where accounting does not answer, slurmctld is asked, and that is said.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.errors import FtslurmError, SchedulerError, UsageError
+from ftslurm.errors import FtslurmError, SchedulerError
+from ftslurm.report.drains import drains
 from ftslurm.report.fleet import Fleet
-from ftslurm.report.fold import fold
+from ftslurm.report.fold import fold, split_waiting
 from ftslurm.report.jobs import JobReport, report_of, within
 from ftslurm.report.joined import join
 from ftslurm.report.logical import LogicalJob
+from ftslurm.report.sweeps import Sweeps
+from ftslurm.report.wanted import Wanted
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.attempts import read_progress
 from ftslurm.run.jobs import read_jobs
@@ -28,25 +30,16 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import read_story
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.job_table import JobRun
+from ftslurm.scheduler.node_events import read_events
 from ftslurm.scheduler.protocol import CLOCKS_S
 from ftslurm.scheduler.sacct import Query, jobs_without_accounting, open_table, when_at
 
-_JOB = re.compile(r"\d{1,10}(?:_\d{1,9}|\+\d{1,4})?\Z")
-_LOG_NUMBER = re.compile(r"(\d{1,10}(?:_\d{1,9})?)(?=\D*\.(?:out|err|log)\Z|\D*\Z)")
+DAMAGE = (FtslurmError, OSError, KeyError, TypeError, ValueError)
+"""What a run whose records are damaged, or of a later version, comes to when they are read."""
+
 _NAMES_HELD = 1_000_000
 _IDS_AT_ONCE = 1_000
 """Job ids of one sacct: an argument has 128 kB."""
-
-
-@dataclass
-class Wanted:
-    """`jobs` and `runs` that were named; without any of them, all."""
-
-    jobs: list[str] = field(default_factory=list)
-    runs: list[Path] = field(default_factory=list)
-    is_named: bool = False
-    notes: list[str] = field(default_factory=list)
-    """What could not be looked into."""
 
 
 @dataclass
@@ -54,82 +47,9 @@ class Source:
     """`accounting`: sacct, scontrol or none; `notes`: what that means for the figures."""
 
     accounting: str = "none"
+    is_whole: bool = True
+    """False: the table broke off."""
     notes: list[str] = field(default_factory=list)
-
-
-def wanted_of(words: Sequence[str], roots: Sequence[Path]) -> Wanted:
-    """UsageError for a word that is neither run, job, log nor a folder of runs."""
-    wanted = Wanted(is_named=bool(words))
-    for word in words:
-        path = Path(word)
-        if _is_run(path):
-            wanted.runs.append(path)
-        elif path.is_dir():
-            below = runs_below(path, wanted.notes)
-            if not below:
-                raise UsageError(
-                    f"`{word}` is neither a run directory nor a folder of runs: there is no"
-                    " run.json in it or right below it; name what `ftslurm submit` printed"
-                )
-            wanted.runs += below
-        elif _JOB.match(word):
-            wanted.jobs.append(word)
-        elif path.is_file():
-            _take_log(wanted, path)
-        else:
-            raise UsageError(
-                f"`{word}` is no run directory, no job id (like 4711 or 4711_3) and no log file"
-            )
-    if not words:
-        for root in roots:
-            wanted.runs += runs_below(root, wanted.notes)
-    return wanted
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        return (path / "run.json").is_file()
-    except OSError as error:
-        raise UsageError(
-            f"`{path}` may not be read ({error.strerror}); a run is its owner's alone: ask for"
-            " `ftslurm report` there, or name its job"
-        ) from None
-
-
-def _take_log(wanted: Wanted, path: Path) -> None:
-    """A log of a run belongs to the run; any other is named after its job."""
-    for folder in path.resolve().parents:
-        if (folder / "run.json").is_file():
-            wanted.runs.append(folder)
-            return
-    found = _LOG_NUMBER.search(path.name)
-    if found is None:
-        raise UsageError(
-            f"`{path}` has no job id in its name (slurm-4711.out, 4711_3.log) and lies in no run"
-        )
-    wanted.jobs.append(found[1])
-
-
-def runs_below(root: Path, notes: list[str]) -> list[Path]:
-    """Run directories right below it. One that may not be looked into is noted: they are their
-    owners' alone, and others lie beside them."""
-    found, closed = [], 0
-    try:
-        folders = sorted(root.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        notes.append(f"the runs below `{root}` are left out: {error.strerror}")
-        return []
-    for folder in folders:
-        try:
-            if (folder / "run.json").is_file():
-                found.append(folder)
-        except OSError:
-            closed += 1
-    if closed:
-        notes.append(f"{closed} folders below `{root}` may not be read and are left out")
-    return found
 
 
 class Reading:
@@ -145,6 +65,8 @@ class Reading:
         self._wanted, self._query, self._now = wanted, query, now
         self.source = Source(notes=list(wanted.notes))
         self.fleet = Fleet()
+        self.sweeps = Sweeps(self.source.notes)
+        """Complete as `fleet` is."""
         self.found_nothing = False
         """None of what was named is known."""
         self._window = (None, None) if wanted.is_named else self._bounds()
@@ -153,36 +75,48 @@ class Reading:
     def reports(self) -> Iterator[JobReport]:
         """Foreign jobs as they come, then the runs."""
         runs = {folder: _queued_at(folder, self.source) for folder in self._wanted.runs}
-        owner = {job_id: folder for folder, ids in runs.items() for job_id in ids}
+        # Job ids begin anew where slurmctld has lost its state.
+        owners: dict[str, list[Path]] = {}
+        for folder, queued in runs.items():
+            for job_id in queued:
+                owners.setdefault(job_id, []).append(folder)
         if not self._wanted.is_named:
             seen: set[Path] = set()
-            for job in fold(self._rows(self._query)):
-                folder = _owner(job, owner)
-                if folder is not None:
-                    seen.add(folder)
-                else:
+            for job in split_waiting(fold(self._rows(self._query)), owners):
+                folders = _owners(job, owners)
+                seen.update(folders)
+                if not folders:
                     yield from self._counted(within(report_of(job), *self._window))
             runs = {one: ids for one, ids in runs.items() if one in seen or self._is_within(one)}
+            if self.source.accounting == "sacct":
+                self._read_drains()
         # All rows of a run, also those outside the window: its attempts are told by them.
         ids = sorted({*self._wanted.jobs, *(job_id for known in runs.values() for job_id in known)})
-        missing = set(self._wanted.jobs)
+        named = {job_id.partition("+")[0] for job_id in self._wanted.jobs}
+        missing = set(named)
         held: dict[Path, list[LogicalJob]] = {folder: [] for folder in runs}
-        for job in self._jobs_of(ids):
-            missing -= {job.job_id, job.newest.raw_id, re.split(r"[_+]", job.job_id)[0]}
-            folder = _owner(job, owner)
-            if folder in held:
+        for job in split_waiting(self._jobs_of(ids), owners.keys() | named):
+            names = {job.job_id, job.newest.raw_id, re.split(r"[_+]", job.job_id)[0]}
+            missing -= names
+            folders = [folder for folder in _owners(job, owners) if folder in held]
+            for folder in folders:
                 held[folder].append(job)
-            elif self._wanted.is_named:
+            if not folders and names & named:
                 yield from self._counted(report_of(job))
-        for folder, jobs in held.items():
-            yield from self._of_run(folder, _its_own(jobs, runs[folder]))
+        own = _of_each(held, runs)
+        for folder in runs:
+            yield from self._of_run(folder, own[folder])
         for job_id in sorted(missing):
             self.source.notes.append(f"nothing is known of job {job_id}")
         self.found_nothing = bool(missing) and not self.fleet.jobs
 
     def _bounds(self) -> tuple[Optional[float], Optional[float]]:
-        now, told = self._now(), []
+        now = self._now()
+        told: list[Optional[float]] = []
         for text in (self._query.since, self._query.until):
+            if text == "now":  # no bound: the clock of who asks may be behind Slurm's
+                told.append(None)
+                continue
             told.append(when_at(text, now))
             if told[-1] is None:
                 self.source.notes.append(
@@ -191,6 +125,15 @@ class Reading:
                 )
         return told[0], told[1]
 
+    def _read_drains(self) -> None:
+        try:
+            events = read_events(self._query.since, self._query.until)
+        except SchedulerError as error:
+            self.source.notes.append(f"which nodes were out of service is not known: {error}")
+            return
+        since, until = self._window
+        self.fleet.drains = drains(events, since=since, until=until, now=self._now())
+
     def _is_within(self, folder: Path) -> bool:
         """Of a run of which accounting has shown no row: by its own records, and whose it is."""
         since, until = self._window
@@ -198,8 +141,8 @@ class Reading:
             if self._query.user not in ("", folder.owner()):
                 return False
             attempts = read_story(RunLayout(folder), now=self._now()).attempts
-        except (FtslurmError, OSError, KeyError) as error:
-            self.source.notes.append(f"run `{folder}` is left out: {error}")
+        except DAMAGE as error:
+            self.source.notes.append(_left_out(folder, error))
             return False
         return any(
             one.claimed_at is not None
@@ -211,7 +154,8 @@ class Reading:
     def _jobs_of(self, ids: Sequence[str]) -> Iterator[LogicalJob]:
         # Folded call by call: each begins with the oldest row again, and has all rows of a job.
         for place in range(0, len(ids), _IDS_AT_ONCE):
-            yield from fold(self._rows(Query(jobs=tuple(ids[place : place + _IDS_AT_ONCE]))))
+            some = tuple(ids[place : place + _IDS_AT_ONCE])
+            yield from fold(self._rows(Query(jobs=some, answer_s=self._query.answer_s)))
 
     def _rows(self, query: Query) -> Iterator[JobRun]:
         try:
@@ -226,6 +170,7 @@ class Reading:
         except SchedulerError as error:
             why = str(error)
         if self.source.accounting == "sacct":
+            self.source.is_whole = False
             self.source.notes.append(f"the table broke off, more jobs may follow: {why}")
             return
         try:
@@ -246,8 +191,9 @@ class Reading:
         try:
             story = read_story(layout, now=now)
             report, goodput = join(layout, story, jobs, now=now, window=self._window)
-        except (FtslurmError, OSError) as error:
-            self.source.notes.append(f"run `{folder}` is left out: {error}")
+            report.sweep = self.sweeps.task_of(folder)
+        except DAMAGE as error:
+            self.source.notes.append(_left_out(folder, error))
             return
         if goodput is None:
             self.fleet.runs_untold += 1
@@ -258,6 +204,7 @@ class Reading:
     def _counted(self, report: JobReport) -> Iterator[JobReport]:
         if report.attempts or self._wanted.is_named:
             self.fleet.add(report, expand=self._nodes.of)
+            self.sweeps.count(report)
             yield report
 
 
@@ -282,8 +229,28 @@ class NodeNames:
         return self._lists[hosts]
 
 
-def _owner(job: LogicalJob, owner: Mapping[str, Path]) -> Optional[Path]:
-    return owner.get(job.job_id) or owner.get(job.newest.raw_id)
+def _left_out(folder: Path, error: Exception) -> str:
+    if isinstance(error, (FtslurmError, OSError)):
+        return f"run `{folder}` is left out: {error}"
+    return f"run `{folder}` is left out, its records are damaged or of a later version: {error!r}"
+
+
+def _owners(job: LogicalJob, owners: Mapping[str, list[Path]]) -> list[Path]:
+    return owners.get(job.job_id) or owners.get(job.newest.raw_id) or []
+
+
+def _of_each(
+    held: Mapping[Path, Sequence[LogicalJob]], runs: Mapping[Path, Mapping[str, float]]
+) -> dict[Path, list[LogicalJob]]:
+    """No job is of two runs: of those with the same number the newer one takes its own first."""
+    taken: set[int] = set()
+    found = {}
+    for folder in sorted(held, key=lambda one: -max(runs[one].values(), default=0.0)):
+        found[folder] = _its_own(
+            [job for job in held[folder] if id(job) not in taken], runs[folder]
+        )
+        taken.update(map(id, found[folder]))
+    return found
 
 
 def _its_own(jobs: Sequence[LogicalJob], queued_at: Mapping[str, float]) -> list[LogicalJob]:
@@ -312,7 +279,7 @@ def _queued_at(folder: Path, source: Source) -> dict[str, float]:
     """Its jobs, and when each was noted."""
     try:
         jobs = read_jobs(RunLayout(folder))
-    except (FtslurmError, OSError) as error:
+    except DAMAGE as error:
         source.notes.append(f"the jobs of run `{folder}` are not known: {error}")
         return {}
     return {job.job_id: job.queued_at for job in jobs if job.scheduler == "slurm"}

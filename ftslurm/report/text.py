@@ -1,119 +1,214 @@
-"""A report as lines for a person. Pure."""
+"""A report as lines for a person, made for a terminal of 80 columns. Pure."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
 from ftslurm.report.advice import findings
-from ftslurm.report.fleet import Fleet, Group
-from ftslurm.report.jobs import AttemptReport, JobReport
+from ftslurm.report.drains import LOST, OTHERS, OURS, Drains
+from ftslurm.report.fleet import Fleet, Goodput, Group
+from ftslurm.report.jobs import FAILURES, AttemptReport, JobReport
+from ftslurm.report.lemons import Judged
 from ftslurm.report.records import lost_gpu_hours
 
-LIST_HEAD = (
-    f"{'job':14} {'user':10} {'state':10} {'attempts':28} {'failed on':10} {'step':>9}"
-    f" {'GPU-h':>9} {'lost':>8} {'waited':>8}  name"
-)
+WIDTH, LABEL = 80, 21
+LIST_HEAD = f"{'job':12} {'user':8} {'state':9} {'attempts':24} {'node':8} {'GPU-h lost':>10}  name"
 
 
 def job_line(job: JobReport) -> str:
-    """One logical job, its attempts folded."""
+    """One logical job, its attempts folded; the name comes last and may pass the edge."""
     failed = next((one.node for one in job.failures if one.node), None) or ""
     lost = lost_gpu_hours(job)
-    step = "" if job.committed_step is None else f"{job.committed_step}"
     return (
-        f"{clip(job.job_id, 14):14} {clip(job.user, 10):10} {clip(job.state, 10):10}"
-        f" {clip(_folded(job), 28):28} {clip(failed, 10):10} {step:>9} {hours(job.gpu_hours):>9}"
-        f" {'?' if lost is None else hours(lost):>8} {duration(job.wait_s):>8}"
-        f"  {clip(job.name, 40)}"
+        f"{clip(job.job_id, 12):12} {clip(job.user, 8):8} {clip(job.state, 9):9}"
+        f" {clip(_folded(job), 24):24} {clip(failed, 8):8}"
+        f" {'?' if lost is None else hours(lost):>10}  {clip(job.name, 40)}"
     )
 
 
 def job_lines(job: JobReport) -> Iterator[str]:
     """The job and each attempt of it."""
     yield job_line(job)
+    yield from _wrapped(_used(job), indent=4)
     for place, one in enumerate(job.attempts, start=1):
         # One of Slurm alone has no number among those of the run.
-        yield printable(_attempt_line(one, one.number or ("-" if job.run_dir else place)))
-        for item in one.evidence[:3]:
-            where = f"{item.get('file')}:{item['line']}" if item.get("line") else item.get("file")
-            yield printable(f"      {clip(str(item.get('text', '')), 90)}  ({where})")
+        yield from _attempt_lines(one, one.number or ("-" if job.run_dir else place))
     if job.run_dir:
         yield printable(f"    run {job.run_dir}")
     for note in job.notes:
-        yield printable(f"    not known: {note}")
+        yield from _wrapped(f"not known: {note}", indent=4)
 
 
 def fleet_lines(fleet: Fleet, by: Optional[str]) -> list[str]:
-    total, good = fleet.total, fleet.goodput
+    total = fleet.total
     states = ", ".join(f"{count} {name}" for name, count in sorted(fleet.states.items()))
-    lines = [
-        f"{fleet.jobs:,} jobs ({states}), {total.attempts:,} attempts, {total.failures:,} failures",
-        f"  used               {hours(total.gpu_hours)} GPU-hours, {hours(total.node_hours)}"
-        " node-hours",
-        f"  lost               {hours(total.lost_gpu_hours)} GPU-hours by the runs' own records;"
-        f" {hours(total.unknown_gpu_hours)} more in attempts that were cut short and left none",
-        f"  between failures   of a node {hours(fleet.node_mtbf_h)} node-hours"
-        f" ({fleet.node_faults:,} faults), of a GPU {hours(fleet.gpu_mtbf_h)} GPU-hours"
-        f" ({fleet.hardware_failures:,})",
-        f"  recovered          {percent(fleet.recovered_share)} of the jobs that failed and have"
-        f" ended; on a bad node again {percent(fleet.hit_again_share)}",
-    ]
-    if good.share is not None:
-        whole = good.allocated_s
-        lines.append(
-            f"  goodput            {percent(good.share)}; lost {percent(good.lost_s / whole)},"
-            f" saves {percent(good.stall_s / whole)}, starting {percent(good.restart_s / whole)},"
-            f" other {percent(good.other_s / whole)}"
-        )
-    if fleet.runs_untold:
-        lines.append(
-            f"  goodput            of {fleet.runs_untold:,} runs it is not known: no trace of steps"
-        )
+    lines = _wrapped(
+        f"{fleet.jobs:,} jobs ({states}), {total.attempts:,} attempts, {total.failures:,} failures"
+    )
+    for label, told in _figures(fleet):
+        lines += _wrapped(f"  {label:{LABEL - 2}}{told}", indent=LABEL, first=0)
     name = by or "cause"
     lines += ["", *_group_lines(name, fleet.by[name])]
-    told = findings(fleet)
-    if told:
-        lines.append("")
-    for one in told:
-        lines += [printable(f"! {one.what}"), printable(f"    {one.advice}")]
+    found = findings(fleet)
+    if found:
+        lines += ["", "what to change, the dearest first:"]
+    for one in found:
+        lines += _wrapped(f"! {one.what}", indent=2, first=0)
+        lines += _wrapped(one.advice, indent=4)
     return lines
+
+
+def _figures(fleet: Fleet) -> Iterator[tuple[str, str]]:
+    """Of those that nothing is known of, none."""
+    total, good = fleet.total, fleet.goodput
+    yield (
+        "used",
+        f"{hours(total.gpu_hours)} GPU-hours, {hours(total.node_hours)} node-hours",
+    )
+    lost = f"{hours(total.lost_gpu_hours)} GPU-hours of training, by what the runs recorded"
+    if total.unknown_gpu_hours:
+        lost += (
+            f"; at most {hours(total.unknown_gpu_hours)} more in attempts that ended early and left"
+            " no record of what they had saved"
+        )
+    yield "lost", lost
+    if fleet.node_mtbf_h is not None:
+        told = f"{hours(fleet.node_mtbf_h)} node-hours for each fault of a node or GPU"
+        yield "between failures", f"{told} ({counted(fleet.node_faults, 'fault')})"
+    if fleet.gpu_mtbf_h is not None:
+        told = f"{hours(fleet.gpu_mtbf_h)} GPU-hours for each fault of the cluster, network and"
+        yield "", f"{told} storage included ({fleet.hardware_failures:,})"
+    if fleet.recovered_share is not None:
+        told = f"{percent(fleet.recovered_share)} of the jobs that failed went on to their end"
+        yield "recovered", told
+    if fleet.hit_again_share is not None:
+        told = f"{percent(fleet.hit_again_share)} of the attempts that followed a node's fault"
+        yield "same node again", f"{told} were on that node again"
+    if good.share is not None:
+        yield "goodput", _goodput(good)
+    if fleet.runs_untold:
+        told = f"not known of {fleet.runs_untold:,} runs, which left no trace of their steps"
+        yield "goodput" if good.share is None else "", told
+    if fleet.judged.nodes:
+        yield "lemon nodes", _lemons(fleet.judged)
+    if fleet.drains is not None:
+        yield from _drains(fleet.drains)
+
+
+def _drains(drains: Drains) -> Iterator[tuple[str, str]]:
+    """What took nodes out of service, whoever did it."""
+    by = {OURS: "drained by ftslurm", LOST: "lost, Slurm had no answer", OTHERS: "out for others"}
+    label = "nodes out"
+    for name, kind in drains.kinds.items():
+        if kind.events:
+            most = (f"{count} x {clip(reason, 40)}" for reason, count in kind.most())
+            times = f"{counted(kind.events, 'time')} on {counted(len(kind.nodes), 'node')}"
+            yield label, f"{by[name]}: {times}, {hours(kind.hours)} node-hours ({', '.join(most)})"
+            label = ""
+
+
+def _goodput(good: Goodput) -> str:
+    whole = good.allocated_s
+    return (
+        f"{percent(good.share)} of the time that was allocated is training that lasts; the rest:"
+        f" {percent(good.restart_s / whole)} starting, {percent(good.stall_s / whole)} stopped for"
+        f" saves, {percent(good.lost_s / whole)} trained again or lost,"
+        f" {percent(good.other_s / whole)} other"
+    )
+
+
+def _lemons(judged: Judged) -> str:
+    if judged.lemons:
+        names = ", ".join(one.node for one in judged.lemons[:5])
+        more = f" and {len(judged.lemons) - 5} more" if len(judged.lemons) > 5 else ""
+        return f"{names}{more}: more failures than chance would give (below)"
+    if judged.enough is None:
+        return "one node alone has nothing to be compared with"
+    where = f"{judged.nodes:,} nodes"
+    if not judged.faults:
+        return f"none, of {where} none was blamed for a failure"
+    if judged.is_too_few:
+        return (
+            f"too few faults to tell: {judged.faults} on {where}, and {judged.enough} on one node"
+            " would be needed"
+        )
+    return f"none of {where}; {judged.enough} of the {judged.faults:,} faults on one would make one"
 
 
 def _group_lines(name: str, groups: dict[str, Group]) -> list[str]:
     if not groups:
         return [f"{name}: nothing to tell"]
-    head = f"{name:32} {'jobs':>8} {'attempts':>9} {'failures':>9} {'GPU-h':>10} {'lost':>10}"
+    head = f"{name:30} {'jobs':>8} {'attempts':>9} {'failures':>9} {'GPU-h':>10} {'lost':>9}"
     rows = sorted(groups.items(), key=lambda item: (-item[1].failures, -item[1].jobs, item[0]))
-    return [head] + [
-        f"{clip(key, 32):32} {one.jobs:>8,} {one.attempts:>9,} {one.failures:>9,}"
-        f" {hours(one.gpu_hours):>10} {hours(one.lost_gpu_hours):>10}"
+    lines = [head] + [
+        f"{clip(key, 30):30} {one.jobs:>8,} {one.attempts:>9,} {one.failures:>9,}"
+        f" {hours(one.gpu_hours):>10} {_lost(one):>9}"
         for key, one in rows
     ]
+    if any(one.unknown_gpu_hours for one in groups.values()):
+        lines.append("  +: or more, by attempts that ended early and left no record")
+    return lines
 
 
-def _attempt_line(one: AttemptReport, number: object) -> str:
+def _lost(group: Group) -> str:
+    return hours(group.lost_gpu_hours) + ("+" if group.unknown_gpu_hours else "")
+
+
+def _used(job: JobReport) -> str:
+    counts = _counts(job)
+    told = f"{counted(len(job.begun), 'attempt')}{f' ({counts})' if counts else ''}, "
+    told += f"{hours(job.gpu_hours)} GPU-hours, {hours(job.node_hours)} node-hours, waited"
+    told += f" {duration(job.wait_s)}"
+    if job.committed_step is not None:
+        told += f", last checkpoint at step {job.committed_step:,}"
+    return told
+
+
+def _attempt_lines(one: AttemptReport, number: object) -> Iterator[str]:
     parts = [one.cause or one.state.lower()]
     if one.node:
         parts.append(f"node {one.node}")
     if one.rank is not None:
         parts.append(f"rank {one.rank} first")
     if one.steps_lost:
-        parts.append(f"{one.steps_lost} steps lost")
+        parts.append(f"{one.steps_lost:,} steps lost")
     if one.rto_s is not None:
         parts.append(f"back after {duration(one.rto_s)}")
-    told = f": {clip(one.sentence, 110)}" if one.sentence else ""
     when = f"{stamp(one.start_at)} {duration(one.elapsed_s):>8}"
-    return f"  {number!s:>3} {when}  {', '.join(parts)}{told}"
+    yield from _wrapped(f"  {number!s:>3} {when}  {', '.join(parts)}", indent=33, first=0)
+    if one.sentence and one.sentence != one.cause:
+        yield from _wrapped(clip(one.sentence, 220), indent=6)
+    for item in one.evidence[:3]:
+        where = f"{item.get('file')}:{item['line']}" if item.get("line") else item.get("file")
+        yield from _wrapped(
+            f"> {clip(str(item.get('text', '')), 140)}  ({where})", indent=8, first=6
+        )
+
+
+def _wrapped(text: str, *, indent: int = 0, first: Optional[int] = None) -> list[str]:
+    """Lines of at most WIDTH columns; a word that is longer, such as a path, stays whole."""
+    begin = indent if first is None else first
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=" " * begin, subsequent_indent=" " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _folded(job: JobReport) -> str:
-    """`4 (2 preempted, 1 node, 1 code)`"""
+    """`4 (1 node, 1 code, 2 preempted)`"""
     if job.tasks > 1:
         return f"{job.tasks} tasks wait"
-    causes = ", ".join(f"{count} {cause}" for cause, count in job.causes().items())
-    return f"{len(job.attempts)} ({causes})" if causes else f"{len(job.attempts)}"
+    counts = _counts(job)
+    return f"{len(job.begun)} ({counts})" if counts else f"{len(job.begun)}"
+
+
+def _counts(job: JobReport) -> str:
+    """Failures first: a line may be cut off."""
+    found = sorted(job.causes().items(), key=lambda item: item[0] not in FAILURES)
+    return ", ".join(f"{count} {cause}" for cause, count in found)
 
 
 def printable(text: str) -> str:
@@ -131,6 +226,11 @@ def hours(value: Optional[float]) -> str:
     if value is None:
         return "?"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 fault`, `1,200 faults`"""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def percent(share: Optional[float]) -> str:

@@ -17,11 +17,11 @@ from operator import itemgetter
 from typing import Optional
 
 FIELDS = (
-    "JobID", "JobIDRaw", "Cluster", "User", "UID", "Account", "Partition", "QOS", "State",
-    "ExitCode", "DerivedExitCode", "Submit", "Eligible", "Start", "End", "ElapsedRaw", "NNodes",
-    "NodeList", "AllocTRES", "Reason", "FailedNode", "Restarts", "SLUID", "JobName",
+    "JobID", "JobIDRaw", "Cluster", "User", "UID", "Account", "Partition", "State", "ExitCode",
+    "Submit", "Eligible", "Start", "End", "ElapsedRaw", "NNodes", "NodeList", "AllocTRES", "Reason",
+    "FailedNode", "Restarts", "JobName",
 )  # fmt: skip
-"""FailedNode is of 23.02, Restarts and SLUID of 24.11. JobName last: it may hold anything."""
+"""FailedNode is of 23.02, Restarts of 24.11. JobName last: it may hold anything."""
 _OF_STEP = ("JobID", "State", "ExitCode", "End", "JobName")
 NEEDED = frozenset({"JobID", "State", "ExitCode"})
 
@@ -72,7 +72,6 @@ class JobRun:
     uid: Optional[int] = None
     account: str = ""
     partition: str = ""
-    qos: str = ""
     name: str = ""
     submit_at: Optional[float] = None
     eligible_at: Optional[float] = None
@@ -81,9 +80,6 @@ class JobRun:
     nodes: str = ""
     """A host list."""
     gpus: int = 0
-    sluid: str = ""
-    resizes: int = 0
-    """How often it went on with other nodes: under a row of its own, but the same run."""
     more_node_s: float = 0.0
     """What it used before it was resized, beyond `elapsed_s` on the `num_nodes` of now."""
     more_gpu_s: float = 0.0
@@ -117,7 +113,7 @@ class Table:
         run: Optional[JobRun] = None
         job_id, of_step, of_run = self._job_id, self._of_step, self._of_run
         for row in self._rows(lines):
-            if "." in row[job_id]:
+            if "." in row[job_id] and "[" not in row[job_id]:  # 72_[1,3,...] waits
                 if run is not None:
                     run.steps.append(_step(of_step(row)))
                 continue
@@ -155,8 +151,8 @@ class Table:
 
 def _run(values: Sequence[str]) -> JobRun:
     """`values` in the order of FIELDS."""
-    (job_id, raw_id, cluster, user, uid, account, partition, qos, words, exit_code, _, submit,
-     eligible, start, end, elapsed, num_nodes, nodes, tres, reason, failed_node, restarts, sluid,
+    (job_id, raw_id, cluster, user, uid, account, partition, words, exit_code, submit, eligible,
+     start, end, elapsed, num_nodes, nodes, tres, reason, failed_node, restarts,
      name) = values  # fmt: skip
     state, code, number = end_of(words, exit_code)
     return JobRun(
@@ -176,7 +172,6 @@ def _run(values: Sequence[str]) -> JobRun:
         uid=whole(uid),
         account=account,
         partition=partition,
-        qos=qos,
         name=name,
         submit_at=at(submit),
         eligible_at=at(eligible),
@@ -184,7 +179,6 @@ def _run(values: Sequence[str]) -> JobRun:
         num_nodes=whole(num_nodes) or 0,
         nodes=told(nodes),
         gpus=gpus_of(tres),
-        sluid=sluid,
     )
 
 
@@ -198,7 +192,6 @@ def resized(before: JobRun, after: JobRun) -> JobRun:
     after.more_gpu_s = before.more_gpu_s + spent_s * (before.gpus - after.gpus)
     after.nodes = ",".join(dict.fromkeys(filter(None, (before.nodes, after.nodes))))
     after.elapsed_s += spent_s
-    after.resizes = before.resizes + 1
     after.failed_node = after.failed_node or before.failed_node
     return after
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Optional
@@ -32,6 +33,10 @@ from ftslurm.scheduler.slurm import Runner, clean_environment, run_command
 
 ASK_S = 30.0
 """For a list of fields, or of the jobs that slurmctld knows."""
+
+ANSWER_S = 120.0
+"""For each row of the table: sacct sorts all of them before it prints the first."""
+_TIME_REFUSED = "Invalid time specification"
 
 _SHOWN = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
 _NAME = re.compile(
@@ -56,11 +61,14 @@ class Query:
     user: str = ""
     """Of one user; empty: of all (a site may show a user only his own)."""
     jobs: tuple[str, ...] = ()
+    answer_s: float = ANSWER_S
+    """So long sacct may be silent."""
 
 
 @contextmanager
 def open_table(query: Query, *, run: Runner = run_command) -> Iterator[tuple[Table, Iterator[str]]]:
-    """The table and its lines; NoAccounting when there is none, also in the midst of it."""
+    """The table and its lines; NoAccounting when there is none, also in the midst of it; UsageError
+    when sacct does not understand `since` or `until`."""
     names = _fields(run)
     delimiter = new_delimiter()
     argv = ["sacct", "--duplicates", "--noheader", "--parsable2", f"--delimiter={delimiter}",
@@ -71,15 +79,66 @@ def open_table(query: Query, *, run: Runner = run_command) -> Iterator[tuple[Tab
             env={**clean_environment(), **_SECONDS}, encoding="utf-8", errors="replace",
         )  # fmt: skip
         assert process.stdout is not None
+        watch = _Watch(process, query.answer_s)
         try:
-            yield Table(names, delimiter), iter(process.stdout)
-            if process.wait() != 0:
+            yield Table(names, delimiter), watch.lines(process.stdout)
+            with watch.waiting():
+                code = process.wait()
+            if watch.is_late:
+                raise NoAccounting(_why(f"it was silent for {query.answer_s:g} s"))
+            if code != 0:
                 said.seek(0)
-                raise NoAccounting(_why(said.read(65_536).decode(errors="replace")))
+                raise _error(said.read(65_536).decode(errors="replace"), query)
         finally:
+            watch.ends()
             process.kill()  # a reader that has had enough
             process.wait()
             process.stdout.close()
+
+
+class _Watch:
+    """Kills sacct when it was waited for too long; the time that the reader takes is its own."""
+
+    def __init__(self, process: subprocess.Popen[str], answer_s: float) -> None:
+        self.is_late = False
+        self._process, self._answer_s = process, answer_s
+        self._since: Optional[float] = None
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def lines(self, stream: Iterable[str]) -> Iterator[str]:
+        lines = iter(stream)
+        while True:
+            self._since = time.monotonic()
+            line = next(lines, None)
+            self._since = None
+            if line is None:
+                return
+            yield line
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._since = time.monotonic()
+        yield
+        self._since = None
+
+    def ends(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(min(1.0, self._answer_s / 4)):
+            since = self._since
+            if since is not None and time.monotonic() - since > self._answer_s:
+                self.is_late = True
+                self._process.kill()
+                return
+
+
+def _error(said: str, query: Query) -> Exception:
+    if _TIME_REFUSED in said:
+        when = f"--since {query.since}, --until {query.until}"
+        return UsageError(f"sacct takes no such time ({when}); {_TIMES}")
+    return NoAccounting(_why(said))
 
 
 def _fields(run: Runner) -> list[str]:
@@ -150,7 +209,6 @@ def parse_shown_job(line: str) -> Optional[JobRun]:
         uid=int(name["uid"]),
         account=shown.get("Account", ""),
         partition=shown.get("Partition", ""),
-        qos=shown.get("QOS", ""),
         name=name["name"],
         submit_at=at(shown.get("SubmitTime", "")),
         eligible_at=at(shown.get("EligibleTime", "")),
@@ -184,6 +242,7 @@ _AGO = re.compile(r"(\d{1,6})([mhdw])\Z")
 _AGO_WORDS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO_TOLD = re.compile(r"now(?:-(\d{1,6})(minutes|hours|days|weeks))?")
 _AGO_S = {"minutes": 60.0, "hours": 3600.0, "days": 86_400.0, "weeks": 604_800.0}
+_TIMES = "write 7d, 12h, 2026-11-30 or 2026-11-30T08:00:00"
 _WHEN = re.compile(r"[0-9A-Za-z:./+-]{1,40}\Z")
 
 
@@ -193,7 +252,7 @@ def sacct_time(text: str) -> str:
     if ago is not None:
         return f"now-{ago[1]}{_AGO_WORDS[ago[2]]}"
     if not _WHEN.match(text):
-        raise UsageError(f"`{text}` is no time; write 7d, 12h, 2026-11-30 or 2026-11-30T08:00:00")
+        raise UsageError(f"`{text}` is no time; {_TIMES}")
     return text
 
 

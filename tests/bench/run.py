@@ -31,8 +31,10 @@ from pairs import Comparison, median_with_interval  # noqa: E402
 if TYPE_CHECKING:
     from lab import Lab
 
-PARTS = ("cold", "step", "checkpoint", "preempt", "sweep")
+PARTS = ("cold", "step", "checkpoint", "preempt", "sweep", "report")
 MIB = 1 << 20
+MOST_REPORTS = 5
+"""Rounds of it."""
 GRACE_S = 20.0
 """The lab's GraceTime of 15 s and KillWait of 5 s, which is where a preempted rank is killed."""
 
@@ -62,6 +64,10 @@ def main() -> int:
             if part == "sweep":
                 lines += _measure_sweep(folder, options)
                 continue
+            if part == "report":
+                comparisons[part] = _measure_report(folder, options)
+                lines += [_report_line(comparison) for comparison in comparisons[part]]
+                continue
             if part == "preempt":
                 preempt_s = _measure_preempt(folder, options)
                 lines.append(_preempt_line(preempt_s, options.size_mib))
@@ -89,6 +95,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size-mib", type=int, default=1024, help="state of a rank")
     parser.add_argument("--tasks", type=int, default=1000, help="of a sweep on fake commands")
     parser.add_argument("--cluster-tasks", type=int, default=60, help="of one on a real cluster")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of accounting, for report")
     parser.add_argument("--folder", type=Path, help="where checkpoints go; default: TMPDIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="raw values")
     return parser.parse_args()
@@ -139,6 +146,23 @@ def _measure_sweep(folder: Path, options: argparse.Namespace) -> list[Line]:
         return lines
     what = f"{options.cluster_tasks} no-op tasks to their end on Slurm"
     return lines + _sweep_lines(bench_sweep.rows(ended, what))
+
+
+def _measure_report(folder: Path, options: argparse.Namespace) -> list[Comparison]:
+    """A round of a million rows takes a minute."""
+    import bench_report
+
+    rounds = min(options.rounds, MOST_REPORTS)
+    return bench_report.measure(folder / "report", rows=options.rows, rounds=rounds, progress=_say)
+
+
+def _report_line(found: Comparison) -> Line:
+    middle, low, high = median_with_interval(found.ratios)
+    ours, theirs = statistics.median(found.ours_s), statistics.median(found.theirs_s)
+    return Line(
+        found.name, found.against, f"{middle:.3f}", f"{low:.3f} to {high:.3f}",
+        f"{ours:.4g} / {theirs:.4g}", "< 1", middle < 1,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -7,15 +7,20 @@ do; four nodes have room for some of them at a time, so that the others wait in 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Optional
 
+import pytest
 from batch_runs import LabRun
 from lab import ENDED, Lab, wait_until
 
+from ftslurm.health.reason import PREFIX
+from ftslurm.report.drains import OTHERS, OURS
 from ftslurm.run.attempts import read_events
 
 GPUS = 2
@@ -24,19 +29,36 @@ STEP_S = 0.1
 STEPS, INTERVAL = 60, 20
 CRASH = (27, 2)
 """Steps that were done when a rank is killed, and which rank."""
+HANG = (30, 1)
+"""As well: a rank is stopped."""
+BUGS = {1: (27, 1, "CUDA out of memory. Tried to allocate 20.00 GiB"),
+        2: (33, 0, "token 50257"), 3: (33, 0, "token 50257")}  # fmt: skip
+"""By attempt: steps done, rank, what it raises."""
+HOARD = (27, 1)
+"""As well: a rank takes more memory than its job may have."""
+SLOW = "slow@step:rank=0:attempt=1:since=25:seconds=1"
+"""An attempt is not done before its end is brought about, however busy the machine is."""
 LOST_AFTER_S = 10
 """Slurm gives a node up that says nothing for so long."""
 STALL_S = 2.0
 """That a save of the run to which nothing else happens stops it for."""
 STALLED_AT = 40
+DRAINED_S = 3.0
+WAIT_S = 2.0
+"""So long a job waits for a node at least."""
 FOREIGN_S = 4
 FOREIGN_CODE = 3
+FEW = ("killed", "calm", "preempted", "broken", "cancelled")
+MORE = ("crash", "hang")
+"""Runs; those of each take a cluster's minute."""
 
-TIMED = """
+TIMED = f"""
 import dataclasses
 import time
 
 from tests.fakes import rank
+
+BUGS = {BUGS}
 
 
 class TimedTrace(rank.TraceWriter):
@@ -44,11 +66,21 @@ class TimedTrace(rank.TraceWriter):
         now = time.monotonic()
         super().append(dataclasses.replace(row, seconds=now - self.since))
         self.since = now
+        with open(self.clock, "a") as clock:
+            clock.write(f"{{time.time()}}\\n")
 
 
 def train_one_step(self):
     if self.trace and not hasattr(self.trace, "since"):
         self.trace.since = time.monotonic()
+        self.trace.clock = self.env.layout.root / f"clock-{{self.env.attempt}}"
+    if self.spec.user.get("hoards") and {HOARD} + (1,) == (
+        self.step, self.env.rank, self.env.attempt
+    ):
+        self.hoard = b"x" * (600 << 20)
+    bug = BUGS.get(self.env.attempt) if self.spec.user.get("buggy") else None
+    if bug and bug[:2] == (self.step, self.env.rank):
+        raise RuntimeError(bug[2])
     return train(self)
 
 
@@ -77,8 +109,8 @@ class ToldRun(LabRun):
         """Waits until an attempt trains, and notes what slurmctld says of its start."""
         self.wait_for_training(attempt, timeout_s=timeout_s)
         job = self.lab.show_job(self.job_id)
-        self.started_at.append(_at(job["StartTime"]))
-        self.eligible_at.append(_at(job["EligibleTime"]))
+        self.started_at.append(stamp_at(job["StartTime"]))
+        self.eligible_at.append(stamp_at(job["EligibleTime"]))
 
     def end(self, *, timeout_s: float = 120) -> str:
         """As `end_as`; a job that was queued again and waits for its BeginTime is hastened."""
@@ -94,12 +126,16 @@ class ToldRun(LabRun):
             return state if state in ENDED else None
 
         state = wait_until(ended, timeout_s=timeout_s, seen=self.says)
-        self.ended_at = _at(self.lab.show_job(self.job_id)["EndTime"])
+        self.ended_at = stamp_at(self.lab.show_job(self.job_id)["EndTime"])
         return state
 
     @property
     def root(self) -> str:
         return str(self.run.layout.root)
+
+    @property
+    def attempts(self) -> int:
+        return len(list(self.run.layout.trace_file(1).parent.glob("attempt-*.jsonl")))
 
     def trained(self, attempt: int) -> list[int]:
         """Steps by its trace."""
@@ -118,44 +154,84 @@ class ToldRun(LabRun):
         lines = self.run.layout.trace_file(attempt).read_text().splitlines()
         return [float(json.loads(line)["seconds"]) for line in lines]
 
+    def steps_at(self, attempt: int) -> list[float]:
+        """When each of its steps ended, by the clock of the node."""
+        lines = (self.run.layout.root / f"clock-{attempt}").read_text().splitlines()
+        return [float(line) for line in lines]
+
 
 class Foreign:
     """A job that is none of ours, by plain sbatch."""
 
-    def __init__(self, lab: Lab, name: str, script: str) -> None:
+    def __init__(self, lab: Lab, name: str, script: str, *more: str) -> None:
         self.job_id = lab.sbatch_as(
             lab.user, f"--job-name={name}", "--partition=low", "--nodes=1", "--output=/dev/null",
-            f"--gres=gpu:{GPUS}", script=script,
+            *(more or (f"--gres=gpu:{GPUS}",)), script=script,
         )  # fmt: skip
+
+
+def ask(lab: Lab, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`ftslurm report`, as the lab's user in a folder that has the runs below `runs`."""
+    argv = [str(lab.python), "-m", "ftslurm", "report", *words]
+    env = {"PYTHONPATH": str(lab.checkout)}
+    return lab.run_as(lab.user, argv, env=env, cwd=folder, check=False)
+
+
+def report(lab: Lab, folder: Path, *words: str) -> dict[str, Any]:
+    """What it says with --json; something has failed."""
+    done = ask(lab, folder, "--json", *words)
+    assert done.returncode == 1 and done.stdout, f"{done.returncode} {done.stderr}"
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def new_folder(lab: Lab) -> Path:
+    new = ["mktemp", "--directory", f"{lab.home(lab.user)}/told-XXXXXX"]
+    return Path(lab.run_as(lab.user, new).stdout.strip())
 
 
 class Faults:
     """All of it, done; `since`: as `report` takes it."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
+    def __init__(self, lab: Lab, names: tuple[str, ...]) -> None:
+        self.lab, self.names = lab, names
         lab.change_settings(slurmd_timeout_s=LOST_AFTER_S)
         self.since = datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
-        self.began_at = time.time()
-        new = ["mktemp", "--directory", f"{lab.home(lab.user)}/told-XXXXXX"]
-        self.runs = Path(lab.run_as(lab.user, new).stdout.strip()) / "runs"
-        scenarios = {
+        self.folder = new_folder(lab)
+        self.runs = self.folder / "runs"
+        scenarios: dict[str, Callable[[], ToldRun]] = {
             "killed": self._node_is_killed,
             "calm": self._nothing_happens,
             "preempted": self._is_preempted,
+            "broken": self._has_bugs,
             "cancelled": self._is_cancelled,
             "crash": self._rank_crashes,
+            "hang": self._rank_hangs,
         }
         self.foreign: dict[str, Foreign] = {}
-        with ThreadPoolExecutor(max_workers=len(scenarios) + 1) as pool:
+        self.hung_node = self.killed_node = ""
+        with ThreadPoolExecutor(max_workers=len(names) + 1) as pool:
             runs: dict[str, Future[ToldRun]] = {}
-            for name, scenario in scenarios.items():
-                runs[name] = pool.submit(scenario)
+            for name in names:
+                runs[name] = pool.submit(scenarios[name])
                 time.sleep(1.0)  # they are queued in this order
-            others = pool.submit(self._others)
+            foreign = pool.submit(self._fails)
         self.run = {name: future.result() for name, future in runs.items()}
-        others.result()
-        self.ended_at = time.time()
+        foreign.result()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Ours and an administrator's, when nobody needs a node any more."""
+        self.drained = {OURS: "n1", OTHERS: "n2"}
+        reasons = {OURS: f"{PREFIX}XID79 gpu0 boot=ab12cd34 2026-11-30T12:00:00Z", OTHERS: "a | b"}
+        for kind, node in self.drained.items():
+            self._update(node, "DRAIN", f"Reason={reasons[kind]}")
+        time.sleep(DRAINED_S)
+        for node in self.drained.values():
+            self._update(node, "RESUME")
+
+    def _update(self, node: str, state: str, *more: str) -> None:
+        self.lab.run_as_root("scontrol", "update", f"NodeName={node}", f"State={state}", *more)
 
     def _one_node(self, name: str, *more: str, faults: str = "") -> ToldRun:
         return ToldRun(self.lab, name, self.runs, "cluster.nodes=1", *more, faults=faults)
@@ -168,7 +244,7 @@ class Faults:
         return run
 
     def _is_preempted(self) -> ToldRun:
-        run = self._one_node("preempted", "steps=80")
+        run = self._one_node("preempted", faults=SLOW)
         run.see_start(1)
         run.make_room()
         self.lab.wait_for_state(run.job_id, ["PENDING"], 60)
@@ -185,52 +261,105 @@ class Faults:
         assert run.end(timeout_s=150) == "COMPLETED", run.says()
         return run
 
+    def _rank_hangs(self) -> ToldRun:
+        step, rank = HANG
+        run = self._one_node("hang", faults=f"stop@step:rank={rank}:step={step}:attempt=1")
+        run.see_start(1, timeout_s=120)
+        self.hung_node = self.lab.show_job(run.job_id)["NodeList"]
+        assert run.end(timeout_s=150) == "COMPLETED", run.says()
+        return run
+
+    def _has_bugs(self) -> ToldRun:
+        run = self._one_node("broken", "+user.buggy=true")
+        run.see_start(1, timeout_s=120)
+        assert run.end(timeout_s=150) == "FAILED", run.says()
+        return run
+
     def _node_is_killed(self) -> ToldRun:
-        run = self._one_node("killed")
+        """Half of the node is the run's, the other half a job's that comes back to the same node
+        when it is on again."""
+        run = self._one_node(
+            "killed", "cluster.tasks_per_node=1", "cluster.gpus_per_node=1", faults=SLOW
+        )
         run.see_start(1)
-        wait_until(lambda: (run.step(1) or 0) > INTERVAL or None, timeout_s=60, seen=run.says)
         self.killed_node = self.lab.show_job(run.job_id)["NodeList"]
+        placed = (f"--nodelist={self.killed_node}", "--gres=gpu:1", "--requeue")
+        again = Foreign(self.lab, "foreign-again", 'sleep "$((90 - 89 * SLURM_RESTART_COUNT))"',
+                        *placed)  # fmt: skip
+        self.lab.wait_for_state(again.job_id, ["RUNNING"], 30)
+        wait_until(lambda: (run.step(1) or 0) > INTERVAL or None, timeout_s=60, seen=run.says)
         self.killed_at = time.time()
         self.lab.kill(self.killed_node)
         try:
-            self.lab.wait_for_state(run.job_id, ["PENDING", "RUNNING", "CONFIGURING"], 90)
             wait_until(
                 lambda: self.lab.show_job(run.job_id).get("Restarts") == "1" or None,
                 timeout_s=90,
                 seen=run.says,
             )
             self.given_up_at = time.time()
-            assert run.end(timeout_s=150) == "COMPLETED", run.says()
+            self.lab.hasten(run.job_id)
+            run.see_start(2)
         finally:
+            self.started_at = time.time()
             self.lab.start(self.killed_node)
+        self.lab.hasten(again.job_id)
+        self.foreign["again"] = again
+        assert run.end(timeout_s=150) == "COMPLETED", run.says()
+        assert self.lab.wait_for_end(again.job_id, 60) == "COMPLETED"
         return run
 
     def _is_cancelled(self) -> ToldRun:
         run = self._one_node("cancelled", "steps=2000")
         run.see_start(1)
+        node = self.lab.show_job(run.job_id)["NodeList"]
+        waits = Foreign(
+            self.lab, "foreign-waits", "sleep 1", f"--nodelist={node}", f"--gres=gpu:{GPUS}"
+        )
+        time.sleep(WAIT_S)
         self.lab.run_as(self.lab.user, ["scancel", run.job_id])
         assert run.end() == "CANCELLED", run.says()
+        assert self.lab.wait_for_end(waits.job_id, 60) == "COMPLETED"
+        self.foreign["waits"] = waits
         return run
 
-    def _others(self) -> None:
-        fails = f"sleep {FOREIGN_S}; exit {FOREIGN_CODE}"
-        self.foreign = {
-            "fails": Foreign(self.lab, "foreign|fails", fails),
-            "done": Foreign(self.lab, "foreign-done", "sleep 1"),
-        }
-        for one in self.foreign.values():
-            self.lab.wait_for_end(one.job_id, 150)
+    def _fails(self) -> None:
+        fails = Foreign(self.lab, "foreign|fails", f"sleep {FOREIGN_S}; exit {FOREIGN_CODE}")
+        self.foreign["fails"] = fails
+        self.lab.wait_for_end(fails.job_id, 150)
+
+    def rows(self) -> str:
+        """All of accounting, as it is."""
+        fields = "JobID,State,ExitCode,Submit,Start,End,NodeList,JobName"
+        argv = ["sacct", "-D", "-X", "-a", "-S", self.since, f"--format={fields}"]
+        return self.lab.run_as_root(*argv)
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return ask(self.lab, self.folder, *words)
 
     def report(self, *words: str) -> dict[str, Any]:
-        """What `ftslurm report --json` says of it, as its user."""
-        argv = [str(self.lab.python), "-m", "ftslurm", "report", "--json", *words]
-        env = {"PYTHONPATH": str(self.lab.checkout)}
-        done = self.lab.run_as(self.lab.user, argv, env=env, check=False)
-        assert done.returncode == 1, f"{done.returncode} {done.stderr}"
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        return report(self.lab, self.folder, *words)
 
 
-def _at(stamp: str) -> float:
-    """Of slurmctld's local time."""
+def stamp_at(stamp: str) -> float:
+    """UTC seconds of slurmctld's local time."""
     return datetime.fromisoformat(stamp).timestamp()
+
+
+def same(what: str, told: Any, true: Any, *, within: float = 0.0) -> None:
+    """A line of the table that -s shows: what was done or seen, and what is told of it."""
+    print(f"{what:34} {_shown(true):>40} {_shown(told):>40}")
+    is_same = told == (pytest.approx(true, abs=within) if within else true)
+    assert is_same, f"{what}: {told!r} is told, it was {true!r}"
+
+
+def between(what: str, told: float, least: float, most: float) -> None:
+    print(f"{what:34} {f'{least:.2f} to {most:.2f}':>40} {told:>40.2f}")
+    assert least <= told <= most, f"{what}: {told!r} is told, it was {least!r} to {most!r}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, (list, tuple)):
+        return " ".join("-" if one is None else _shown(one) for one in value)
+    return str(value)
