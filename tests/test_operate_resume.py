@@ -215,6 +215,14 @@ def test_two_do_not_resume_a_run_at_once(layout, given, submitted, monkeypatch):
     assert submitted == []
 
 
+def test_no_second_job_starts_beside_one_that_nobody_wrote_down(layout, given, submitted):
+    run = given(JobState("COMPLETED"))
+    train(layout, job_id="90")
+    run.scheduler.states["90"] = [RUNNING]
+    answer = resume_run(run, sleep=quick)
+    assert (answer.result, answer.job_id, submitted) == ("running", "90", [])
+
+
 def test_once_the_job_before_has_ended_its_successor_is_the_run(layout, submitted):
     run = make_run_with_successor(layout, JobState("COMPLETED"), HELD)
     assert resume_run(run, sleep=quick).result == "released"

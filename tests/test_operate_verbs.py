@@ -30,6 +30,8 @@ from ftslurm.operate.standing import SECOND_LOOK_S, open_run
 from ftslurm.operate.stop import leave, wait_until_left
 from ftslurm.run.attempts import append_event
 from ftslurm.run.control import PAUSE, SAVE, STOP
+from ftslurm.run.jobs import BY_BATCH, add_job
+from ftslurm.run.sweep_layout import place_of_run
 from ftslurm.scheduler.protocol import UNKNOWN, JobState
 
 
@@ -113,6 +115,13 @@ def test_a_wait_for_a_stop_ends_when_the_job_has(layout, given):
     obey(paths, STOP)
     answer = wait_until_left(run, STOP, sleep=quick)
     assert (answer.result, answer.ok) == ("stopped", True)
+
+
+def test_of_a_program_no_phase_is_told_while_its_end_is_waited_for(given, capfd):
+    run = given(RUNNING, JobState("COMPLETED"))
+    program = replace(run.record.spec, program=["./prog"])
+    wait_until_left(replace(run, record=replace(run.record, spec=program)), STOP, sleep=quick)
+    assert capfd.readouterr().err.endswith("what it has saved is its own, in RUN/resume\n")
 
 
 def test_a_wait_for_a_stop_cancels_the_job_when_a_preemption_came_first(layout, given):
@@ -210,9 +219,40 @@ def test_no_job_is_asked_for_that_ended_before_the_newest_attempt_began(layout):
     assert run.look().job.job_id == "8"
 
 
+def test_of_a_run_that_has_ended_the_job_is_told_that_ended_it(layout):
+    run = make_run_with_successor(layout, JobState("COMPLETED"), CANCELLED)
+    decision = {"schema_version": 1, "action": "ended", "reason": "stopped by the order `stop`"}
+    write_json(train(layout).decision_json, decision)
+    assert run.look().why_over == "job 7 is COMPLETED; stopped by the order `stop`"
+
+
+def test_what_was_decided_before_it_is_not_told_of_a_job_that_has_not_begun(layout):
+    run = make_run_with_successor(layout, FORGOTTEN, JobState("TIMEOUT"))
+    decision = {"schema_version": 1, "action": "requeued", "reason": "stopped on SIGUSR1"}
+    write_json(train(layout).decision_json, decision)
+    assert run.look().why_over == "job 8 is TIMEOUT; of job 7 before it: stopped on SIGUSR1"
+
+
+def test_a_successor_that_is_queued_while_the_job_before_it_is_asked_for_is_seen(layout):
+    run = make_run(layout, JobState("COMPLETED"))
+    run.scheduler.states["8"] = [QUEUED]
+    train(layout)
+    asked = run.scheduler.job_state
+
+    def queue(job_id):
+        if job_id == "7":
+            add_job(layout, "8", scheduler="slurm", queued_by=BY_BATCH, after="7")
+        return asked(job_id)
+
+    run.scheduler.job_state = queue
+    answer = leave(run, STOP, sleep=quick)
+    assert (answer.result, answer.job_id) == ("cancelled", "8")
+    assert run.scheduler.done == [("cancel", "8")]
+
+
 def test_on_this_machine_only_the_newest_job_is_known(layout):
     run = make_run_with_successor(layout, JobState(UNKNOWN, "the job has not begun"), CANCELLED)
-    run = replace(run, record=replace(run.record, scheduler="local"))
+    run.scheduler.name = "local"
     assert run.look().is_over
 
 
@@ -303,8 +343,9 @@ def test_a_run_directory_that_is_closed_to_you_names_the_folder_for_orders(layou
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(type(layout.root), "stat", closed)
-    with pytest.raises(RunError, match=r"control_dir .* `main-1\.stop`"):
-        open_run(str(layout.root))
+    for look in (open_run, place_of_run):
+        with pytest.raises(RunError, match=r"control_dir .* `main-1\.stop`"):
+            look(str(layout.root))
 
 
 def test_an_answer_for_programs_has_the_result_and_the_job(layout, given, capfd, monkeypatch):

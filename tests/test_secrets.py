@@ -185,7 +185,9 @@ ENV = f"API_KEY={PLANTED}\n"
 @pytest.fixture
 def repository(tmp_path):
     root = tmp_path / "repo"
-    write(root, **{"mytrain.py": "def train(session): ...\n", "sub/work.py": "", ".env": ENV})
+    write(
+        root, **{"mytrain.py": "def train(session): ...\n", "sub/work.py": "train = 1", ".env": ENV}
+    )
     git(root, "init", "-q")
     git(root, "add", "-A")
     git(root, "commit", "-qm", "first")
@@ -326,7 +328,10 @@ def test_a_secret_file_above_the_folder_that_is_submitted_from_stays_there(repos
 
 
 def test_without_git_a_package_leaves_its_secret_files_and_says_so(tmp_path):
-    write(tmp_path, **{"pkg/__init__.py": "", "pkg/.env": ENV, "pkg/host": KEY, "pkg/a.txt": ENV})
+    write(
+        tmp_path,
+        **{"pkg/__init__.py": "train = 1", "pkg/.env": ENV, "pkg/host": KEY, "pkg/a.txt": ENV},
+    )
     plan = frozen(tmp_path, entry="pkg:train")
     assert plan.snapshot.left_out == ["pkg/.env", "pkg/a.txt", "pkg/host"]
     assert where_it_is(plan.layout.root) == []

@@ -148,6 +148,29 @@ def test_a_preempted_attempt_has_not_failed_and_its_time_counts_from_the_signal(
     assert "asked to leave to first new step 6.5 s: detected +0.0, ranks gone +1.5, " in text
 
 
+def test_what_a_person_took_to_resume_a_run_is_no_recovery(layout):
+    write_outcome(layout.attempt(1), Outcome(STOPPED, 37, 37, order="stop"))
+    text = render_story(read_story(layout, now=NOW), now=NOW)
+    assert "stopped by the order `stop`" in text and "first new step" not in text
+
+
+def test_of_an_attempt_that_has_not_trained_yet_no_step_is_told(layout):
+    claim(layout, Attempt(0, "12", 1, ["n1", "n2"], claimed_at=NOW - 1))
+    text = render_story(read_story(layout, now=NOW), now=NOW)
+    assert "attempt 3 (job 12 restart 1, n1,n2): no step, running" in text
+
+
+def test_evidence_is_named_from_the_attempts_folder_on_however_the_run_is_named(
+    layout, monkeypatch
+):
+    first = layout.attempt(1)
+    clue = {"text": "ValueError: boom", "file": str(first.ranks / "rank-00003.json"), "line": None}
+    decide(first, at=NOW - 58.3, evidence=[clue])
+    monkeypatch.chdir(layout.root.parent)
+    text = render_story(read_story(RunLayout(Path("run-1")), now=NOW), now=NOW)
+    assert "rank 3; ranks/rank-00003.json: ValueError: boom" in text
+
+
 @pytest.mark.parametrize("action", ["stop", "restart"])
 def test_a_stopped_run_shows_the_end_of_the_first_failing_ranks_traceback(layout, action):
     second = layout.attempt(2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.cli import main as cli
+from ftslurm.recovery.ending import Ending
 from ftslurm.submit.follow import Follower
 
 TESTS = Path(__file__).resolve().parent
@@ -83,6 +84,13 @@ def test_a_dry_run_shows_script_and_plan_and_writes_nothing(folder, capsys):
     assert "#SBATCH --signal=USR1@120" in out and "local_ranks" in out
     assert "emergency save: 115 s" in out and "nothing was submitted" in out
     assert everything(folder) == before
+
+
+def test_an_entry_that_its_module_does_not_name_is_warned_of_and_not_refused(folder, capsys):
+    (folder / "mytrain.py").write_text("def train(): ...")
+    assert cli(["submit", *OWN, "--dry-run"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("`mytrain.py` has no `main` in its text") == 1
 
 
 def test_a_dry_run_for_slurm_needs_no_slurm(folder, capsys):
@@ -214,7 +222,20 @@ def test_a_signal_that_nccl_takes_is_refused(folder, capsys, monkeypatch):
 
 def test_following_what_is_no_run_says_so(folder, capsys):
     assert cli(["submit", "--follow", "nothing"]) == 1
-    assert "name a run directory made by" in capsys.readouterr().err
+    assert "neither it nor `runs/nothing` has a run.json" in capsys.readouterr().err
+
+
+def test_a_run_is_followed_by_its_id_under_runs(folder, slurm, capsys, monkeypatch):
+    assert cli(["submit", *OWN, "run_id=mine"]) == 0
+    followed = []
+
+    def follow(follower):
+        followed.append(follower.layout.root)
+        return Ending(True, 1, "finished: 1 attempt")
+
+    monkeypatch.setattr(Follower, "follow", follow)
+    assert cli(["submit", "--follow", "mine"]) == 0
+    assert followed == [folder / "runs" / "mine"]
 
 
 def test_a_local_run_is_submitted_requeued_and_followed_to_its_end(folder):

@@ -10,6 +10,7 @@ import submitit
 from submitit.core.plugins import get_executors, get_job_environments
 
 from ftslurm.errors import RunError, UsageError
+from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
@@ -64,7 +65,7 @@ def sbatch(tmp_path, monkeypatch):
 @pytest.fixture
 def run(tmp_path):
     """Freezes a run for Slurm; returns its layout."""
-    (tmp_path / "mytrain.py").write_text("")
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
 
     def make(name="run", continue_by="auto", **cluster):
         values = {"scheduler": "slurm", "nodes": 2, "tasks_per_node": 2, **cluster}
@@ -255,8 +256,22 @@ def test_tasks_of_a_sweep_are_an_array_a_group(sweep, sbatch):
         jobs = [plugin.submit(TrainCall(), str(sweep.task(n).root)) for n in range(3)]
     asked = [(call["options"]["job-name"], call["options"]["array"]) for call in sbatch.calls]
     assert asked == [("g0", "0,2%1"), ("g1", "1%1")]
-    assert sorted(job.job_id for job in jobs) == ["4000_0", "4000_2", "4001_1"]
+    assert [job.job_id for job in jobs] == ["4000_0", "4001_1", "4000_2"]
+    assert [job.paths.folder for job in jobs] == [sweep.task(n).submit for n in range(3)]
     assert jobs[0].num_tasks == 4
+
+
+def test_a_batch_that_is_not_taken_whole_gives_no_handles_of_other_runs(sweep, sbatch, tmp_path):
+    place = tmp_path / "sbatch/bin/sbatch"
+    place.rename(place.with_name("plain"))
+    refuse = "*group-000*) echo 'invalid partition' >&2; exit 1;;"
+    place.write_text(f'#!/bin/sh\ncase "$*" in {refuse} esac\nexec {place.parent}/plain "$@"\n')
+    place.chmod(0o755)
+    plugin = FtslurmExecutor(sweep.submit)
+    with pytest.raises(RunError, match="1 of 3 tasks .* invalid partition"), plugin.batch():
+        for number in range(3):
+            plugin.submit(TrainCall(), str(sweep.task(number).root))
+    assert [bool(read_jobs(sweep.task(number))) for number in range(3)] == [False, True, False]
 
 
 @pytest.mark.parametrize(

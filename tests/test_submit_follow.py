@@ -1,23 +1,16 @@
 """Following a run: what is news, which end is believed and when, and what a look survives."""
 
 import pytest
+from fakes.followed import RUNNING, Scheduler, attempt, decide, followed, progress
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
 from ftslurm.recovery import view as run_view
 from ftslurm.recovery.ending import AttemptView, View, ending
-from ftslurm.run.attempts import Attempt, Progress, claim, write_progress
-from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
-from ftslurm.scheduler.protocol import JobState
+from ftslurm.scheduler.protocol import SECOND_LOOK_S, JobState
 from ftslurm.submit import follow
-from ftslurm.submit.follow import Follower, is_ripe_for_drill, news
-
-RUNNING = JobState("RUNNING")
-
-
-def progress(step=10, **values):
-    return Progress(step, 100, **{"phase": "training", **values})
+from ftslurm.submit.follow import is_ripe_for_drill, news
 
 
 def view(*attempts, job=RUNNING, done=False):
@@ -95,64 +88,6 @@ def test_a_drill_waits_until_it_loses_something_and_comes_once(seen, ripe):
     assert is_ripe_for_drill(seen) is ripe
 
 
-class Scheduler:
-    """Answers one state after the other, the last again and again."""
-
-    def __init__(self, states, name):
-        self.states = list(states)
-        self.name = name
-        self.asked = []
-
-    def job_state(self, job_id):
-        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
-
-    def hasten(self, job_id):
-        self.asked.append("hasten")
-        return True
-
-    def signal_ranks(self, job_id, name):
-        self.asked.append(name)
-        if len(self.asked) == 1:
-            raise SchedulerError("no step is running")
-
-
-def followed(tmp_path, states, *, on_pause=None, kind=Scheduler, name="slurm", **options):
-    """(ending, lines said, pauses, what the scheduler was asked)."""
-    scheduler, said, pauses = kind(states, name), [], []
-    clock = [0.0]
-
-    def sleep(seconds):
-        pauses.append(seconds)
-        clock[0] += seconds
-        if on_pause:
-            on_pause(len(pauses))
-        assert len(pauses) < 2000
-
-    follower = Follower(
-        RunLayout(tmp_path),
-        scheduler,
-        "7",
-        said.append,
-        sleep=sleep,
-        now=lambda: clock[0],
-        **options,
-    )
-    return follower.follow(), said, pauses, scheduler.asked
-
-
-def attempt(tmp_path, **values):
-    layout = RunLayout(tmp_path)
-    number = claim(layout, Attempt(0, "7", 0, ["n1"], 0.0)).number
-    write_progress(layout.attempt(number), progress(**values))
-    return layout.attempt(number)
-
-
-def decide(paths, action, reason=""):
-    write_json(
-        paths.root / "decision.json", {"schema_version": 1, "action": action, "reason": reason}
-    )
-
-
 def test_following_backs_off_and_ends_with_done(tmp_path):
     attempt(tmp_path)
 
@@ -169,6 +104,35 @@ def test_a_bad_end_is_believed_when_it_is_seen_twice(tmp_path):
     end, said, _, _ = followed(tmp_path, states)
     assert not end.finished and "job FAILED" in end.text
     assert "job is FAILED" in said
+
+
+AWAY = JobState("UNKNOWN", "Unable to contact slurm controller")
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        [RUNNING, JobState("PREEMPTED"), AWAY, AWAY, JobState("PENDING"), RUNNING],
+        [RUNNING, JobState("NODE_FAIL"), JobState("NODE_FAIL"), JobState("PENDING"), RUNNING],
+        [RUNNING, JobState("PREEMPTED"), AWAY, JobState("PREEMPTED"), JobState("PENDING"), RUNNING],
+    ],
+)
+def test_a_job_that_slurm_queues_again_is_not_given_up_of_one_look(tmp_path, states):
+    decide(attempt(tmp_path), "requeued", "stopped on SIGUSR1")
+
+    def finish(pause):
+        if pause == 20:
+            write_json(RunLayout(tmp_path).done, {"schema_version": 1})
+
+    end, said, _, _ = followed(tmp_path, states, on_pause=finish)
+    assert end.finished and "job is PENDING" in said
+    assert not [line for line in said if "nothing says yet" in line]
+
+
+def test_an_end_that_slurm_does_not_take_back_is_believed_after_a_second_look(tmp_path):
+    attempt(tmp_path)
+    end, _, pauses, _ = followed(tmp_path, [JobState("NODE_FAIL")])
+    assert "job NODE_FAIL" in end.text and SECOND_LOOK_S <= sum(pauses) < 2 * SECOND_LOOK_S
 
 
 def test_a_finished_run_whose_files_show_late_is_told_as_finished(tmp_path):
@@ -290,6 +254,12 @@ def test_a_first_wait_is_not_hastened(tmp_path):
     assert followed(tmp_path, [waiting, waiting, JobState("FAILED")])[3] == []
 
 
+def test_a_damaged_decision_ends_no_follower(tmp_path):
+    (attempt(tmp_path).root / "decision.json").write_text("{")
+    end, _, _, _ = followed(tmp_path, [RUNNING, JobState("FAILED")])
+    assert "job FAILED" in end.text
+
+
 def test_a_drill_is_said_when_the_signal_went_out_and_only_then(tmp_path):
     attempt(tmp_path, step=12, committed_step=10)
     states = [RUNNING] * 5 + [JobState("FAILED")]
@@ -303,58 +273,6 @@ def test_a_job_nobody_knows_is_given_up(tmp_path):
     end, _, pauses, _ = followed(tmp_path, [JobState("UNKNOWN", "Invalid job id specified")])
     assert not end.finished and "Invalid job id" in end.text
     assert 900 <= sum(pauses) < 1000
-
-
-class Jobs(Scheduler):
-    """Each job has states of its own."""
-
-    def __init__(self, states, name):
-        self.of_job, self.name, self.asked = {key: list(value) for key, value in states}, name, []
-
-    def job_state(self, job_id):
-        states = self.of_job[job_id]
-        return states.pop(0) if len(states) > 1 else states[0]
-
-
-def queue_job(tmp_path, job_id, by=BY_BATCH, after=None):
-    (tmp_path / "submit").mkdir(exist_ok=True)
-    add_job(RunLayout(tmp_path), job_id, scheduler="slurm", queued_by=by, after=after)
-
-
-def test_the_next_job_is_watched_when_the_one_before_has_ended(tmp_path):
-    queue_job(tmp_path, "7", BY_SUBMIT)
-    queue_job(tmp_path, "8", after="7")
-    decide(attempt(tmp_path, step=20), "requeued", "stopped")
-    waiting = JobState("PENDING", "Dependency")
-    states = [
-        ("7", [RUNNING, RUNNING, JobState("COMPLETED")]),
-        ("8", [waiting, waiting, JobState("PENDING", "Resources"), RUNNING, JobState("FAILED")]),
-    ]
-    end, said, _, _ = followed(tmp_path, states, kind=Jobs)
-    assert "job FAILED" in end.text
-    assert said.index("the run goes on in job 8") < said.index("job is PENDING (Resources)")
-    assert "job is PENDING (Dependency)" not in said
-
-
-def test_a_successor_that_was_cancelled_with_the_run_is_no_news(tmp_path):
-    queue_job(tmp_path, "7", BY_SUBMIT)
-    queue_job(tmp_path, "8", after="7")
-    decide(attempt(tmp_path, step=20), "ended", "stopped by the order `stop`")
-    states = [("7", [JobState("COMPLETED")]), ("8", [JobState("CANCELLED")])]
-    end, said, pauses, _ = followed(tmp_path, states, kind=Jobs)
-    assert "by the order `stop`" in end.text and sum(pauses) <= 2
-    assert not any("goes on" in line for line in said)
-
-
-def test_a_run_resumed_by_a_person_is_watched_on_in_its_new_job(tmp_path):
-    queue_job(tmp_path, "7", BY_SUBMIT)
-    decide(attempt(tmp_path, step=20), "stop", "it failed")
-    queue_job(tmp_path, "9", BY_PERSON)
-    assert follow.job_to_watch(RunLayout(tmp_path)) == "7"
-    forgotten = JobState("UNKNOWN", "Invalid job id specified")
-    states = [("7", [forgotten]), ("9", [RUNNING, JobState("CANCELLED")])]
-    _, said, _, _ = followed(tmp_path, states, kind=Jobs)
-    assert said[0] == "job is RUNNING"
 
 
 def test_a_paused_run_is_told_from_one_that_slurm_holds(tmp_path):

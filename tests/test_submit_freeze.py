@@ -195,7 +195,7 @@ def test_what_a_link_names_outside_is_not_taken_without_git_either(tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     (tmp_path / "far.py").write_text("API_KEY = 1\n")
-    (folder / "mytrain.py").write_text("")
+    (folder / "mytrain.py").write_text("def train(session): ...\n")
     (folder / "near.py").symlink_to("mytrain.py")
     (folder / "far.py").symlink_to(tmp_path / "far.py")
     planned = plan_snapshot(folder, entry="mytrain:train")
@@ -219,7 +219,7 @@ def test_an_entry_that_is_nowhere_is_refused_at_submit(tmp_path):
     planned = plan_snapshot(tmp_path, entry="no_such_module_here:train")
     with pytest.raises(SpecError, match="no module `no_such_module_here`"):
         check_entry(planned, "no_such_module_here:train", installed=True)
-    for entry in ("json:loads", "sys:exit", "submitit:Job", "ftslurm:main"):
+    for entry in ("json:loads", "sys:exit", "submitit:Job", "ftslurm:resume_dir"):
         check_entry(planned, entry, installed=True)
 
 
@@ -227,7 +227,7 @@ def test_an_entry_found_through_pythonpath_only_is_refused(tmp_path, monkeypatch
     library, folder = tmp_path / "library", tmp_path / "work"
     for path in (library, folder):
         path.mkdir()
-    (library / "only_on_pythonpath.py").write_text("")
+    (library / "only_on_pythonpath.py").write_text("def train(session): ...\n")
     monkeypatch.setenv("PYTHONPATH", str(library))
     monkeypatch.syspath_prepend(library)
     with pytest.raises(SpecError, match="through PYTHONPATH only .*library.* ranks do not see"):
@@ -245,19 +245,19 @@ def test_an_entry_found_through_pythonpath_only_is_refused(tmp_path, monkeypatch
     ],
 )  # fmt: skip
 def test_a_key_that_only_slurm_reads_is_refused_by_the_local_scheduler(tmp_path, key, value):
-    (tmp_path / "mytrain.py").write_text("")
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
     with pytest.raises(SpecError, match=f"^cluster.{key} is `{value}`.* cluster=local"):
         plan(tmp_path, cluster=ClusterSpec(scheduler="local", **{key: value}))
     plan(tmp_path, cluster=ClusterSpec(**{key: value}))
 
 
 def test_keys_that_the_ranks_read_are_for_both_schedulers(tmp_path):
-    (tmp_path / "mytrain.py").write_text("")
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
     plan(tmp_path, cluster=ClusterSpec(scheduler="local", gpus_per_node=1, cpus_per_task=2))
 
 
 def test_an_interpreter_without_submitit_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "mytrain.py").write_text("")
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from ftslurm.run.jobs import BY_BATCH, add_job, read_jobs
+from ftslurm.run.jobs import BY_BATCH, BY_PERSON, add_job, read_jobs
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import ASKED, add_array
 from ftslurm.sweep.follow import follow
@@ -119,6 +119,36 @@ def test_a_first_wait_is_not_hastened(tmp_path, queue):
     assert queue.count("scontrol") == 0
 
 
+def test_a_start_time_of_a_resumed_task_is_left_as_it_is(tmp_path, queue):
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0], word="FAILED")
+    decide(train(layout, 0), "stop", "rank 1 raised ValueError")
+    add_job(layout.task(0), "90", scheduler="slurm", queued_by=BY_PERSON)
+    queue.put(["90"], "PENDING", "BeginTime")
+    followed(layout, lambda pause: pause == 5 and end(layout, queue, 0, job_id="90"))
+    assert queue.count("scontrol") == 0
+
+
+def test_a_task_that_was_preempted_while_slurm_did_not_answer_is_not_over(tmp_path, queue):
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0])
+
+    def on_pause(pause):
+        if pause == 1:
+            decide(train(layout, 0), "requeued", "stopped on SIGUSR1")
+            queue.put(["70_0"], "PREEMPTED")
+        if pause == 3:
+            queue.is_away = True
+        if pause == 8:
+            queue.is_away = False
+            queue.put(["70_0"], "PENDING", "Priority")
+        if pause == 15:
+            end(layout, queue, 0)
+
+    ends, lines, _ = followed(layout, on_pause)
+    assert ends[0].finished and not [line for line in lines if line.startswith("task")]
+
+
 def test_the_successor_of_a_task_is_followed(tmp_path, queue):
     layout = make_sweep(tmp_path, 1)
     queued(layout, queue, [0])
@@ -136,25 +166,67 @@ def test_the_successor_of_a_task_is_followed(tmp_path, queue):
     assert ends[0].finished and ends[0].attempts == 2
 
 
-def test_what_a_limit_had_left_is_queued_as_tasks_end(tmp_path, queue):
-    layout = make_sweep(tmp_path, 6, parallelism=2)
-    queue.limit = 2
+@pytest.mark.parametrize(
+    ("parallelism", "limit", "groups"), [(None, 2, 1), (2, 2, 1), (2, 9, 3), (1, 3, 2), (4, 3, 2)]
+)
+def test_what_was_left_is_queued_as_tasks_end_and_parallelism_kept(
+    tmp_path, queue, parallelism, limit, groups
+):
+    layout = make_sweep(tmp_path, 12, parallelism=parallelism, groups=groups)
+    queue.limit = limit
+
+    def on_pause(pause):
+        queue.start()
+        assert len(queue.running) <= (parallelism or limit)
+        for job_id in queue.running[: 1 + pause % 2]:
+            end(layout, queue, _task_of(layout, job_id), job_id=job_id)
+
+    ends, lines, pauses = followed(layout, on_pause)
+    assert len(ends) == 12 and all(one.finished for one in ends)
+    assert all(len(read_jobs(layout.task(number))) == 1 for number in range(12))
+    left = [line for line in lines if line.startswith("some tasks are not queued yet")]
+    assert len(left) == len(set(left)) > 0, "each reason is said once"
+    assert sum(pauses) < 400, "it does not wait for its minute when a task has ended"
+
+
+def _task_of(layout, job_id):
+    return next(n for n in range(12) if job_id in [job.job_id for job in read_jobs(layout.task(n))])
+
+
+def test_of_what_has_no_room_nothing_is_asked(tmp_path, queue):
+    layout = make_sweep(tmp_path, 4, parallelism=1)
     queued(layout, queue, [0, 1])
 
     def on_pause(pause):
-        for job_id, (word, _, _) in list(queue.jobs.items()):
-            if word == "PENDING":
-                queue.put([job_id], "RUNNING")
-            elif word == "RUNNING" and pause % 3 == 0:
-                end(layout, queue, int(job_id.split("_")[1]), job_id=job_id)
+        if pause == 60:
+            assert queue.count("sbatch") == 0
+            end(layout, queue, 0)
+            end(layout, queue, 1)
+        if pause == 80:
+            assert queue.count("sbatch") == 1
+            for number in (2, 3):
+                end(layout, queue, number, job_id=read_jobs(layout.task(number))[0].job_id)
 
-    ends, lines, _ = followed(layout, on_pause)
-    assert len(ends) == 6 and all(one.finished for one in ends)
-    assert all(len(read_jobs(layout.task(number))) == 1 for number in range(6))
-    assert lines.count("some tasks are not queued yet, Slurm takes no more jobs now") == 1
-    arrays = [word for call in queue.calls for word in call if word.startswith("--array=")]
-    assert arrays[:3] == ["--array=2-5%1", "--array=2-3%1", "--array=2%1"]
-    assert arrays[3:] == ["--array=2-3%2", "--array=4-5%2"], "as many as have ended"
+    ends, _, pauses = followed(layout, on_pause)
+    assert len(ends) == 4 and sum(pauses[:60]) > 100
+    assert queue.count("scontrol") == 1, "what arrays may be like is asked where there is room"
+
+
+def test_tasks_that_end_while_there_is_no_room_cost_no_further_questions(tmp_path, queue):
+    layout = make_sweep(tmp_path, 32, parallelism=1)
+    queued(layout, queue, range(30))
+
+    def on_pause(pause):
+        if pause <= 30:
+            end(layout, queue, pause - 1)
+        if pause == 30:
+            assert queue.count("sbatch") == 0 and queue.count("squeue") < 15
+        if pause == 60:
+            for number in (30, 31):
+                end(layout, queue, number, job_id=read_jobs(layout.task(number))[0].job_id)
+
+    ends, _, _ = followed(layout, on_pause)
+    assert len(ends) == 32
 
 
 def test_what_somebody_else_is_queueing_is_left_to_him(tmp_path, queue, monkeypatch):
@@ -182,6 +254,38 @@ def test_a_script_that_slurm_refuses_ends_its_tasks(tmp_path, queue, monkeypatch
     ends, _, _ = followed(layout, nothing)
     assert [one.finished for one in ends] == [False, False]
     assert "invalid partition" in ends[0].text
+
+
+def test_a_group_that_slurm_refuses_ends_its_own_tasks_only(tmp_path, queue, monkeypatch):
+    layout = make_sweep(tmp_path, 4, groups=2)
+    plain = queue._sbatch
+
+    def sbatch(argv):
+        if "group-000" in argv[-2]:
+            return queue._say(argv, 1, err="sbatch: error: invalid partition specified: nope")
+        return plain(argv)
+
+    def on_pause(pause):
+        for number in (1, 3):
+            end(layout, queue, number, job_id=f"100_{number}")
+
+    monkeypatch.setattr(queue, "_sbatch", sbatch)
+    ends, lines, _ = followed(layout, on_pause)
+    assert [one.finished for one in ends] == [False, True, False, True]
+    assert ends[2].text.startswith("was not queued: ") and "invalid partition" in ends[2].text
+    assert queue.count("sbatch") == 2, "what is refused is not asked for again"
+
+
+def test_what_was_refused_at_submit_has_ended_for_the_follower(tmp_path, queue):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0])
+    end(layout, queue, 0)
+    ends, lines, _ = followed(layout, nothing, refused={1: "no such partition"})
+    assert [(one.finished, one.text) for one in ends][1] == (
+        False,
+        "was not queued: no such partition",
+    )
+    assert queue.count("sbatch") == 0 and any("no such partition" in line for line in lines)
 
 
 def test_a_controller_that_is_away_ends_nothing(tmp_path, queue):

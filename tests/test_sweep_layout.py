@@ -1,9 +1,17 @@
 """Where the parts of a sweep are, and how a sweep or a task of it is found by its name."""
 
+from pathlib import Path
+
 import pytest
 
 from ftslurm.operate.standing import open_run
-from ftslurm.run.sweep_layout import SweepLayout, find_sweep, parse_task_id, task_id
+from ftslurm.run.sweep_layout import (
+    SweepLayout,
+    find_sweep,
+    parse_task_id,
+    place_of_run,
+    task_id,
+)
 from tests.fakes.array_queue import make_sweep
 
 
@@ -29,6 +37,8 @@ def test_a_task_is_found_by_its_id_under_runs(tmp_path, monkeypatch):
     layout = make_sweep(tmp_path, 1)
     monkeypatch.chdir(tmp_path)
     assert open_run("sweep-1-0000").layout == layout.task(0)
+    assert place_of_run("sweep-1-0000").absolute() == layout.task(0).root
+    assert place_of_run("nothing") == Path("nothing")
 
 
 def test_a_verb_of_one_run_says_to_name_a_task(tmp_path):

@@ -1,5 +1,6 @@
 """Where the tasks of a sweep stand, by one question to the scheduler."""
 
+import os
 import subprocess
 import time
 
@@ -8,8 +9,10 @@ import pytest
 from ftslurm.files import write_json
 from ftslurm.run.acts import note_act
 from ftslurm.run.attempts import Progress, write_progress
-from ftslurm.run.jobs import BY_BATCH, add_job
+from ftslurm.run.jobs import BY_BATCH, BY_PERSON, add_job
 from ftslurm.run.sweep_record import ASKED, add_array
+from ftslurm.scheduler.local_state import LocalJob, write_job
+from ftslurm.scheduler.process import ProcessName
 from ftslurm.scheduler.protocol import JobState
 from ftslurm.scheduler.slurm import Completed, SlurmScheduler
 from ftslurm.sweep.look import look
@@ -118,6 +121,103 @@ def test_a_successor_that_waits_is_alive_beside_the_job_that_runs(tmp_path, queu
     assert (task.state, task.job_id, task.alive) == ("running", "70_0", ("88", "70_0"))
 
 
+def test_a_successor_that_is_queued_while_slurm_is_asked_is_seen(tmp_path, queue, monkeypatch):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0, 1], word="COMPLETED")
+    queue.put(["70_1"], "RUNNING")
+    decide(train(layout, 0), "requeued", "stopped on SIGUSR1")
+
+    def ask(argv, **options):
+        answer = queue(argv, **options)
+        if queue.count("squeue") == 1:
+            add_job(layout.task(0), "88", scheduler="slurm", queued_by=BY_BATCH, after="70_0")
+            queue.put(["88"], "PENDING", "Priority")
+        return answer
+
+    monkeypatch.setattr(subprocess, "run", ask)
+    task, beside = look(layout).tasks
+    assert (task.state, task.job_id, task.alive) == ("waiting", "88", ("88",))
+    assert beside.state == "running"
+    assert len(queue.calls) == queue.count("squeue") == 2
+
+
+def look_at_one(tmp_path, queue, *, word="COMPLETED", later=()):
+    """A task whose job has trained and was asked to go on in the jobs that came `later`."""
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0], word=word)
+    decide(train(layout, 0), "requeued", "stopped on SIGUSR1")
+    for job_id, job_word, by in later:
+        after = "70_0" if by == BY_BATCH else None
+        add_job(layout.task(0), job_id, scheduler="slurm", queued_by=by, after=after)
+        queue.put([job_id], job_word)
+    (task,) = look(layout).tasks
+    return task
+
+
+def test_a_task_is_alive_though_the_newest_of_its_jobs_is_not(tmp_path, queue):
+    later = [("88", "PENDING", BY_BATCH), ("89", "CANCELLED", BY_BATCH)]
+    task = look_at_one(tmp_path, queue, later=later)
+    assert (task.state, task.job_id, task.alive) == ("waiting", "88", ("88",))
+
+
+def test_a_successor_in_a_state_that_is_not_known_here_does_not_pass_for_over(tmp_path, queue):
+    task = look_at_one(tmp_path, queue, later=[("88", "HIBERNATED", BY_BATCH)])
+    assert (task.state, task.job_id, task.alive) == ("unknown", "88", ("88",))
+
+
+def test_a_task_whose_successor_a_person_has_cancelled_was_cancelled(tmp_path, queue):
+    task = look_at_one(tmp_path, queue, later=[("88", "CANCELLED", BY_BATCH)])
+    assert (task.state, task.job_id) == ("cancelled", "88")
+
+
+def test_a_task_that_was_begun_by_a_job_nobody_wrote_down_is_alive(tmp_path, queue):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0], word="COMPLETED")
+    for number, job_id in enumerate(["90", "91"]):
+        train(layout, number, job_id=job_id)
+        queue.put([job_id], "RUNNING")
+    tasks = look(layout).tasks
+    assert [(task.state, task.job_id, task.alive) for task in tasks] == [
+        ("running", "90", ("90",)),
+        ("running", "91", ("91",)),
+    ]
+
+
+def test_what_stopped_a_task_once_is_not_said_of_the_job_it_was_resumed_in(tmp_path, queue):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0, 1], word="FAILED")
+    for number, word in enumerate(["CANCELLED", "TIMEOUT"]):
+        decide(train(layout, number), "stop", "rank 1 raised ValueError")
+        job_id = f"9{number}"
+        add_job(layout.task(number), job_id, scheduler="slurm", queued_by=BY_PERSON)
+        queue.put([job_id], word)
+    one, two = look(layout).tasks
+    assert one.state == "cancelled" and two.state == "failed" and "TIMEOUT" in two.reason
+
+
+def test_a_task_that_slurm_holds_in_place_of_failing_it_says_why_it_failed(tmp_path, queue):
+    """As 24.11 and later do with --requeue=expedite."""
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0], word="REQUEUE_HOLD", reason="job requeued in held state")
+    decide(train(layout, 0), "stop", "rank 1 raised ValueError")
+    (task,) = look(layout).tasks
+    assert (task.state, task.reason) == ("held", "rank 1 raised ValueError")
+
+
+def test_on_this_machine_a_task_is_resumed_in_its_newest_job_before_that_has_begun(tmp_path):
+    layout = make_sweep(tmp_path, 1, scheduler="local")
+    own = ProcessName.of(os.getpid())
+    decide(train(layout, 0, job_id="local-1"), "ended", "stopped by order")
+    for job_id in ("local-1", "local-2"):
+        add_job(layout.task(0), job_id, scheduler="local", queued_by=BY_PERSON)
+    write_job(layout.task(0), LocalJob("local-2", "RUNNING", 0, own.pid, own.started))
+    (task,) = look(layout).tasks
+    assert (task.state, task.job_id, task.alive) == ("running", "local-2", ("local-2",))
+    write_job(layout.task(0), LocalJob("local-2", "FAILED", 0, own.pid, own.started))
+    (task,) = look(layout).tasks
+    assert (task.state, task.alive) == ("failed", ())
+
+
 def test_where_nobody_can_say_nothing_passes_for_over(tmp_path, queue):
     layout = make_sweep(tmp_path, 2)
     queued(layout, queue, [0])
@@ -135,11 +235,26 @@ def test_a_task_that_was_cancelled_by_hand_is_told_so_when_slurm_has_forgotten_i
     assert states(layout) == {0: "cancelled"}
 
 
+def test_a_damaged_decision_of_a_task_ends_no_look(tmp_path, queue):
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0])
+    (train(layout, 0).root / "decision.json").write_text("{")
+    assert states(layout) == {0: "running"}
+
+
 def test_a_task_whose_folder_was_cut_off_is_to_be_submitted_anew(tmp_path, queue):
     layout = make_sweep(tmp_path, 1)
     layout.task(0).run_json.unlink()
     (task,) = look(layout).tasks
     assert task.state == "not queued" and "anew" in task.reason
+
+
+def test_a_task_whose_resume_was_killed_may_be_alive_whatever_its_old_job_came_to(tmp_path, queue):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0, 1], word="FAILED")
+    queue.put(["70_1"], "RUNNING")
+    add_array(layout, ASKED, 0, [0, 1])
+    assert states(layout) == {0: "unknown", 1: "running"}
 
 
 def test_a_thousand_tasks_are_told_in_seconds(tmp_path, queue):

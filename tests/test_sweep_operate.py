@@ -190,11 +190,19 @@ def test_save_is_ordered_of_those_that_run(tmp_path, queue):
         save_sweep(layout)
 
 
-@pytest.mark.parametrize("verb", ["pause", "logs"])
-def test_a_verb_of_one_run_names_a_task_to_take(tmp_path, queue, capsys, verb):
+def test_a_verb_of_one_run_names_a_task_to_take(tmp_path, queue, capsys):
     layout = make_sweep(tmp_path, 1)
-    assert cli.main([verb, str(layout.root)]) == 1
+    assert cli.main(["logs", str(layout.root)]) == 1
     assert f"name a task of it, e.g. `{layout.task(0).root}`" in capsys.readouterr().err
+
+
+def test_a_pause_of_a_sweep_says_what_does_it(tmp_path, queue, capsys):
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0])
+    assert cli.main(["pause", str(layout.root)]) == 2
+    said = capsys.readouterr().err
+    assert f"`ftslurm stop {layout.root}`" in said and str(layout.task(0).root) in said
+    assert queue.calls == [] and states(layout) == ["running"]
 
 
 # resume
@@ -310,7 +318,7 @@ def test_at_a_limit_the_rest_is_said_to_be_left(tmp_path, queue):
     queue.limit = 3
     answer = resume_sweep(layout, sleep=quick)
     assert not answer.ok and "3 tasks are queued" in answer.text
-    assert "2 are more than Slurm takes now" in answer.text
+    assert "2 are not queued yet: Slurm takes no more jobs" in answer.text
     assert states(layout).count("waiting") == 3
 
 
@@ -369,8 +377,8 @@ def test_cancel_on_this_machine_asks_each_task_that_is_alive(tmp_path, monkeypat
     add_job(layout.task(0), "local-7", scheduler="local", queued_by=BY_SUBMIT)
 
     def end(seconds):
-        assert is_requested(layout.task(0), CANCEL, job)
-        write_job(layout.task(0), dataclasses.replace(job, word="CANCELLED"))
+        if is_requested(layout.task(0), CANCEL, job):
+            write_job(layout.task(0), dataclasses.replace(job, word="CANCELLED"))
 
     assert cancel_sweep(layout, sleep=end).result == "cancelled"
     assert states(layout) == ["cancelled", "not queued"]

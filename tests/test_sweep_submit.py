@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes.sweep_slurm import slurm_on_path  # noqa: F401 - a fixture
 
-from ftslurm.errors import RunError, SpecError, UsageError
+from ftslurm.errors import RunError, SchedulerError, SpecError, UsageError
 from ftslurm.files import read_json
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.record import read_record
@@ -20,6 +20,7 @@ from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.sbatch import RefusedError, UnclearError
 from ftslurm.submit.packages import Interpreters
 from ftslurm.submit.sweep import Sweep, Task
+from ftslurm.submit.sweep_course import Course
 
 TESTS = Path(__file__).resolve().parent
 SITE = Site("slurm", "22.05.8", kill_wait_s=5, job_requeue=True, send_user_signal=True)
@@ -29,7 +30,7 @@ SITE = Site("slurm", "22.05.8", kill_wait_s=5, job_requeue=True, send_user_signa
 def begin(tmp_path):
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "mytrain.py").write_text("")
+    (folder / "mytrain.py").write_text("def train(session): ...\n")
 
     def make(parallelism=None, scheduler="slurm", detach=False):
         return Sweep.begin(
@@ -69,7 +70,7 @@ def test_the_tasks_are_runs_like_any_other_and_one_array(begin, slurm):
     log = f"{layout.root}/{layout.sweep_id}-%4a/submit/%A_%a.out"
     assert call["options"]["output"] == log
     assert [one.run_id for one in read_tasks(layout)] == [layout.task_id(n) for n in range(3)]
-    assert read_sweep(layout).continue_by == "requeue"
+    assert read_sweep(layout).parallelism == 2
     for number in range(3):
         run = layout.task(number)
         record = read_record(run)
@@ -172,7 +173,7 @@ def test_nothing_stays_of_a_sweep_that_slurm_does_not_take(begin, slurm):
 def test_a_sweep_whose_answer_is_lost_stays(begin, slurm):
     slurm.answers(rc=1, stdout="", stderr="sbatch: error: Socket timed out on send/recv\n")
     sweep = begin()
-    with pytest.raises(UnclearError):
+    with pytest.raises(UnclearError, match=f"`ftslurm resume {sweep.layout.root}` looks for it"):
         sweep.launch([task(0), task(1)])
     assert [array.numbers for array in unanswered(read_arrays(sweep.layout))] == [(0, 1)]
 
@@ -222,10 +223,129 @@ def test_a_task_is_not_trusted_when_others_may_change_the_shared_code(begin, slu
         require_own(sweep.layout.task(0))
 
 
-def test_what_is_left_at_a_limit_is_said(begin, slurm):
-    text = "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed\n"
-    slurm.answers(rc=1, stdout="", stderr=text)
-    said = []
+AT_LIMIT = "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed\n"
+REFUSED = "sbatch: error: invalid partition specified: lwo\n"
+
+
+def test_what_a_limit_leaves_stays(begin, slurm):
+    slurm.answers(rc=1, stdout="", stderr=AT_LIMIT)
     sweep = begin()
-    sweep.launch([task(0), task(1)], say=said.append)
-    assert sweep.layout.root.exists() and "0 of 2 tasks are queued" in said[0]
+    outcome = sweep.launch([task(0), task(1)])
+    assert sweep.layout.root.exists() and list(outcome.left) == [0, 1]
+
+
+def course(tmp_path, monkeypatch, *, detach=True):
+    """A course in a project of its own, and what it says."""
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ftslurm.submit.sweep_course.site_of", lambda *_, **__: SITE)
+    said = []
+    made = Course(
+        kind="run", sweeper="basic", command=["x"], parallelism=None, detach=detach, say=said.append
+    )
+    return made, made.begin(task(0).spec), said
+
+
+def test_detached_at_a_limit_says_how_many_are_queued_and_how_to_queue_the_rest(
+    tmp_path, monkeypatch, slurm
+):
+    made, layout, said = course(tmp_path, monkeypatch)
+    slurm.answers(rc=1, stdout="", stderr=AT_LIMIT)
+    assert made.launch([task(0), task(1)]) == []
+    assert said[0] == f"sweep {layout.sweep_id}: of 2 tasks 0 are queued"
+    assert said[2] == (
+        "2 are not queued yet: Slurm takes no more jobs of yours just now; queue them later with "
+        f"`ftslurm resume {layout.root}`"
+    )
+
+
+def test_of_groups_of_which_one_is_refused_the_others_run_and_its_tasks_have_failed(
+    tmp_path, monkeypatch, slurm
+):
+    made, layout, said = course(tmp_path, monkeypatch)
+    slurm.refuses(REFUSED, "group-000")
+    (failed,) = made.launch([task(0), task(1, nodes=1)])
+    assert (failed.number, failed.finished) == (0, False)
+    assert failed.text.startswith("was not queued: sbatch refused the job") and "lwo" in failed.text
+    assert said[0] == f"sweep {layout.sweep_id}: of 2 tasks 1 are queued"
+    assert said[1] == f"sweep folder:  {layout.root}" and "lwo" in said[2]
+    assert [bool(read_jobs(layout.task(number))) for number in (0, 1)] == [False, True]
+
+
+def test_an_interrupt_while_tasks_are_queued_says_what_is_queued(tmp_path, monkeypatch, slurm):
+    made, layout, said = course(tmp_path, monkeypatch)
+    plain = subprocess.run
+
+    def interrupted(argv, **options):
+        if argv[0] == "sbatch" and "group-001" in argv[-2]:
+            raise KeyboardInterrupt
+        return plain(argv, **options)
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.launch([task(0), task(1, nodes=1), task(2, nodes=3)])
+    assert said[-1].startswith("interrupted: 1 of 3 tasks are queued, 1 more may be")
+    for verb in ("status", "resume", "cancel"):
+        assert f"`ftslurm {verb} {layout.root}`" in said[-1]
+
+
+def test_an_interrupt_before_anything_is_queued_leaves_nothing_and_says_so(
+    tmp_path, monkeypatch, slurm
+):
+    made, layout, said = course(tmp_path, monkeypatch)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ftslurm.submit.executor.submit_tasks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.launch([task(0), task(1)])
+    assert not layout.root.exists()
+    assert said == ["interrupted before anything was queued; nothing is left of these tasks"]
+
+
+def test_an_interrupt_before_further_tasks_are_written_promises_nothing_of_them(
+    tmp_path, monkeypatch, slurm
+):
+    made, layout, said = course(tmp_path, monkeypatch)
+    made.launch([task(0)])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.launch([task(1)])
+    assert said[-1].endswith("nothing is left of these tasks") and layout.root.exists()
+
+
+def test_nothing_stays_when_slurm_stops_answering_before_it_is_asked_for_a_job(begin, slurm):
+    slurm.program("scontrol", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    sweep = begin()
+    with pytest.raises(SchedulerError, match="Unable to contact"):
+        sweep.launch([task(0)])
+    assert not sweep.layout.root.exists()
+
+
+def test_an_interrupt_on_this_machine_says_what_was_started(tmp_path, monkeypatch):
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
+    monkeypatch.chdir(tmp_path)
+    said = []
+    local = [task(n, scheduler="local", nodes=1) for n in range(3)]
+    made = Course(
+        kind="run", sweeper="basic", command=["x"], parallelism=1, detach=False, say=said.append
+    )
+    layout = made.begin(local[0].spec)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ftslurm.submit.executor.submit_run", lambda run, scheduler: "local-1")
+    monkeypatch.setattr("ftslurm.sweep.here._is_over", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.launch(local)
+    assert said[1] == f"sweep folder:  {layout.root}"
+    assert said[-1].startswith(
+        "interrupted: 1 of 3 tasks were started, and what still runs goes on"
+    )
+    assert f"`ftslurm resume {layout.root}`" in said[-1]

@@ -103,7 +103,7 @@ def test_the_batch_loops_verbs_refuse_before_they_read(layout, verb):
 
 
 def test_a_group_that_a_umask_lets_in_is_kept_out_of_a_run(tmp_path):
-    (tmp_path / "mytrain.py").write_text("")
+    (tmp_path / "mytrain.py").write_text("def train(session): ...\n")
     spec = RunSpec(entry="mytrain:train", cluster=ClusterSpec(scheduler="local"))
     scheduler = open_scheduler("local")
     before = os.umask(0o002)

@@ -58,6 +58,16 @@ def test_a_good_run_is_safe_to_restore(layout: RunLayout, capsys: Any) -> None:
     assert found["steps"][0]["bytes_read"] == size - commit_bytes
 
 
+def test_a_run_is_named_by_its_id_under_runs_too(
+    layout: RunLayout, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout.run_json.write_text('{"schema_version": 1}')
+    (layout.root.parent / "runs").mkdir()
+    layout.root.rename(layout.root.parent / "runs" / "mine")
+    monkeypatch.chdir(layout.root.parent)
+    assert verify(capsys, "mine")[0] == 0
+
+
 def test_a_bad_newest_step_names_the_step_a_restore_would_take(
     layout: RunLayout, capsys: Any
 ) -> None:
@@ -149,6 +159,14 @@ def test_what_is_no_run_is_a_usage_error(tmp_path: Path, capsys: Any, what: str)
     code, out, err = verify(capsys, path)
     assert (code, out) == (2, "")
     assert "is neither a run" in err
+
+
+def test_of_a_programs_run_nothing_is_said_to_be_safe_or_not(
+    layout: RunLayout, capsys: Any
+) -> None:
+    layout.run_json.write_text('{"schema_version": 1, "spec": {"program": ["./prog"]}}')
+    code, out, err = verify(capsys, layout.root)
+    assert (code, out) == (2, "") and f"`{layout.resume}`" in err
 
 
 def test_nothing_is_changed_by_looking(layout: RunLayout, capsys: Any) -> None:

@@ -20,9 +20,11 @@ from ftslurm.checkpoint.published import step_folders
 from ftslurm.checkpoint.records import MANIFEST
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.checkpoint.verification import Expectation, Verification, verify_step
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, CheckpointError, UsageError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, CheckpointError, FormatError, UsageError
+from ftslurm.files import read_json
 from ftslurm.run import attempts
 from ftslurm.run.layout import RunLayout, parse_step_name, parse_temporary_name
+from ftslurm.run.sweep_layout import place_of_run
 
 _DESCRIPTION = """\
 Read every byte of a run's published steps, or of one step folder, and say from which step a restore
@@ -61,17 +63,21 @@ def main(argv: list[str]) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", type=Path, metavar="RUN|STEP_DIR")
+    parser.add_argument(
+        "path", metavar="RUN|STEP_DIR", help="directory of a run, its id under ./runs, or a step"
+    )
     parser.add_argument("--expect-step", type=int, metavar="N", help="fail if it is another step")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args(argv)
-    path = arguments.path.resolve()
+    path = place_of_run(arguments.path).resolve()
     if is_step_folder(path):
         meter = ProgressMeter([path])
         report = verify_folder(path, arguments.expect_step, on_bytes=meter.add)
     elif (path / "checkpoints").is_dir() or (path / "run.json").exists():
-        meter = ProgressMeter(step_folders(RunLayout(path)))
-        report = verify_run(RunLayout(path), arguments.expect_step, on_bytes=meter.add)
+        layout = RunLayout(path)
+        _refuse_a_program(layout)
+        meter = ProgressMeter(step_folders(layout))
+        report = verify_run(layout, arguments.expect_step, on_bytes=meter.add)
     else:
         raise UsageError(
             f"`{path}` is neither a run (no run.json, no checkpoints folder) nor a step folder"
@@ -79,6 +85,18 @@ def main(argv: list[str]) -> int:
     meter.close()
     print(json.dumps(to_json(report)) if arguments.json else render(report))  # noqa: T201
     return EXIT_FAILED if report.findings else EXIT_OK
+
+
+def _refuse_a_program(layout: RunLayout) -> None:
+    try:
+        spec = read_json(layout.run_json).get("spec") or {}
+    except (FileNotFoundError, FormatError):
+        return  # steps without a record of their run are read all the same
+    if spec.get("program"):
+        raise UsageError(
+            f"`{layout.root}` is the run of a program: what it has saved is its own, in "
+            f"`{layout.resume}`, and nobody else can say whether that is whole"
+        )
 
 
 def is_step_folder(path: Path) -> bool:

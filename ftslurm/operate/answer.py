@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from ftslurm.errors import EXIT_FAILED, EXIT_OK
 from ftslurm.operate.standing import OpenRun
@@ -27,14 +27,20 @@ class Answer:
     job_id: Optional[str] = None
 
 
-def parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
+def parser(
+    verb: str, description: str, epilog: str, *, of_sweeps: bool = False
+) -> argparse.ArgumentParser:
+    """`of_sweeps`: it is done to all tasks of a sweep as well."""
     made = argparse.ArgumentParser(
         prog=f"ftslurm {verb}",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("run", metavar="RUN", help="run directory, or its id under ./runs")
+    what, which = ("RUN|SWEEP", "a run or a sweep") if of_sweeps else ("RUN", "a run")
+    made.add_argument(
+        "run", metavar=what, help=f"directory of {which}, or its id under ./runs; a task is a run"
+    )
     return made
 
 
@@ -45,27 +51,23 @@ def add_json(made: argparse.ArgumentParser) -> None:
 def finish(verb: str, answer: Answer, run: OpenRun, *, as_json: bool) -> int:
     """Note and print it; the exit code of the verb."""
     note_act(run.layout, verb, answer.result, answer.job_id)
-    if as_json:
-        record = {
-            "schema_version": 1,
-            "run_id": run.record.run_id,
-            "run_dir": str(run.layout.root),
-            **vars(answer),
-        }
-        print(json.dumps(record, indent=1, sort_keys=True))  # noqa: T201
-    else:
-        print(f"{run.record.run_id}: {answer.text}")  # noqa: T201
-    return EXIT_OK if answer.ok else EXIT_FAILED
+    record = {"run_id": run.record.run_id, "run_dir": str(run.layout.root), **vars(answer)}
+    return _finish(run.record.run_id, answer, record if as_json else None)
 
 
 def finish_sweep(answer: Answer, layout: SweepLayout, *, as_json: bool) -> int:
     """Print what came of a verb on a sweep; its exit code. What it did to a task is noted there."""
-    if as_json:
-        record = {"schema_version": 1, "sweep_id": layout.sweep_id, "sweep_dir": str(layout.root)}
-        told = {name: value for name, value in vars(answer).items() if name != "job_id"}
-        print(json.dumps({**record, **told}, indent=1, sort_keys=True))  # noqa: T201
+    told = {name: value for name, value in vars(answer).items() if name != "job_id"}
+    record = {"sweep_id": layout.sweep_id, "sweep_dir": str(layout.root), **told}
+    return _finish(layout.sweep_id, answer, record if as_json else None)
+
+
+def _finish(name: str, answer: Answer, record: Optional[dict[str, Any]]) -> int:
+    """`record`: print that, not the sentence."""
+    if record is None:
+        print(f"{name}: {answer.text}")  # noqa: T201
     else:
-        print(f"{layout.sweep_id}: {answer.text}")  # noqa: T201
+        print(json.dumps({"schema_version": 1, **record}, indent=1, sort_keys=True))  # noqa: T201
     return EXIT_OK if answer.ok else EXIT_FAILED
 
 

@@ -24,7 +24,7 @@ nothing. results: cancelled | done | not_running."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    made = parser("cancel", "End a run's jobs now, without a save.", _EPILOG)
+    made = parser("cancel", "End a run's jobs now, without a save.", _EPILOG, of_sweeps=True)
     add_json(made)
     options = made.parse_args(argv)
     sweep = find_sweep(options.run)

@@ -1,6 +1,7 @@
 """A job of a run that waits for a person: why, and what lets it go on.
 
-Asks the scheduler once and changes nothing; where nobody can say, nothing is told.
+Asks the scheduler whether it lives, then for each job, and changes nothing; where nobody can say,
+nothing is told.
 """
 
 from __future__ import annotations

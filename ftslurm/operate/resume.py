@@ -50,7 +50,7 @@ HASTEN_POLL_S = 0.5
 _EPILOG = """examples:
   ftslurm resume runs/gpt-20260301-120000-3f9a
   ftslurm resume runs/gpt-20260301-120000-3f9a --json
-  ftslurm resume runs/gpt-20260301-120000-3f9a --readmit n[17-18]
+  ftslurm resume runs/gpt-20260301-120000-3f9a --readmit 'n[17-18]'
   ftslurm resume runs/SWEEP                      all tasks that are not done and not alive
 
 The run goes on from its newest verified checkpoint, with its code and configuration as frozen.
@@ -58,7 +58,8 @@ results: queued (a new job) | released | waiting (it is queued already) | runnin
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    made = parser("resume", "Let a stopped, paused, cancelled or failed run go on.", _EPILOG)
+    description = "Let a stopped, paused, cancelled or failed run go on."
+    made = parser("resume", description, _EPILOG, of_sweeps=True)
     made.add_argument(
         "--readmit",
         metavar="NODES",

@@ -23,6 +23,7 @@ the other way round."""
 _EPILOG = """examples:
   ftslurm save runs/gpt-20260301-120000-3f9a
   ftslurm save runs/gpt-20260301-120000-3f9a --wait --json
+  ftslurm save runs/SWEEP                        its tasks that run
 
 results: ordered | saved | failed (the save did not commit; the run goes on) | not_saved (the run
 ended first). Without a right on the run directory, leave an empty file RUN_ID.save in the run's
@@ -30,7 +31,7 @@ recovery.control_dir."""
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    made = parser("save", "Have a running run save now and go on.", _EPILOG)
+    made = parser("save", "Have a running run save now and go on.", _EPILOG, of_sweeps=True)
     made.add_argument("--wait", action="store_true", help="until the save has committed")
     add_json(made)
     options = made.parse_args(argv)

@@ -1,32 +1,32 @@
 """A run as an operator finds it: its directory's word and the scheduler's, looked at once.
 
-Reads only. A run that resubmits itself may have several jobs, one that trains and some that wait
-behind it; the one meant is the one that trains, whatever has become of those behind it.
+Reads only. Which of its jobs is meant is decided in recovery/job_meant.py.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
-from ftslurm.errors import FormatError, RunError
-from ftslurm.files import is_listed, read_json
+from ftslurm.errors import RunError
+from ftslurm.files import is_listed
+from ftslurm.recovery.job_meant import choose, is_later
+from ftslurm.recovery.on_record import ask_for_jobs
 from ftslurm.run.attempts import (
     Outcome,
     Progress,
     numbers,
-    read_attempt,
+    read_decision,
     read_outcome,
     read_progress,
 )
 from ftslurm.run.control import ControlFiles, control_files
-from ftslurm.run.jobs import Job, read_jobs
+from ftslurm.run.jobs import Job
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.record import RunRecord, read_record
-from ftslurm.run.sweep_layout import find_sweep, places_of_run
+from ftslurm.run.record import RunRecord, find_run, read_record
+from ftslurm.run.sweep_layout import find_sweep
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState, Scheduler
 
@@ -40,12 +40,14 @@ class Standing:
     """Newest one; None: the run has not begun."""
     progress: Optional[Progress]
     outcome: Optional[Outcome]
-    decision: Optional[dict[str, Any]]
-    """What `ftslurm recover` decided after that attempt."""
+    decision: dict[str, Any]
+    """What `ftslurm recover` decided after that attempt; empty: nothing yet."""
     job: Job
     state: JobState
     behind: tuple[Job, ...] = ()
     """Wait until `job` has ended, newest first."""
+    begun_last: Optional[str] = None
+    """Id of the job that has claimed the newest attempt."""
     is_program: bool = False
     """A program of the user's own, of whose steps nothing is known."""
 
@@ -74,9 +76,11 @@ class Standing:
     @property
     def why_over(self) -> str:
         """The last decision's reason, else the scheduler's word."""
-        reason = str((self.decision or {}).get("reason", ""))
+        reason = str(self.decision.get("reason", ""))
         word = self.state.word if self.state.is_known else "no longer known to the scheduler"
         job = f"job {self.job.job_id} is {word}"
+        if reason and is_later(self.job.job_id, self.begun_last):
+            return f"{job}; of job {self.begun_last} before it: {reason}"
         return f"{job}; {reason}" if reason else job
 
 
@@ -96,19 +100,25 @@ class OpenRun:
 
     def look(self) -> Standing:
         layout = self.layout
-        # The job is asked before the files: what it wrote last is then seen with its end.
-        job, state, behind = self._job()
+        # The jobs are asked before the files: what they wrote last is then seen with their end.
+        on_record, states = ask_for_jobs(layout, self.scheduler)
+        if not on_record.jobs:
+            raise self._without_a_job()
         claimed = numbers(layout)
         paths = layout.attempt(claimed[-1]) if claimed else None
+        decision = read_decision(paths) if paths else {}
+        meant = choose(on_record, states, action=decision.get("action"))
+        assert meant.job is not None
         return Standing(
             done=is_listed(layout.done),
             attempt=claimed[-1] if claimed else None,
             progress=read_progress(paths) if paths else None,
             outcome=read_outcome(paths) if paths else None,
-            decision=_read_decision(paths.decision_json) if paths else None,
-            job=job,
-            state=state,
-            behind=behind,
+            decision=decision,
+            job=meant.job,
+            state=meant.state,
+            behind=meant.behind,
+            begun_last=on_record.begun_last,
             is_program=bool(self.record.spec.program),
         )
 
@@ -120,53 +130,22 @@ class OpenRun:
             standing = self.look()
         return standing
 
-    def _job(self) -> tuple[Job, JobState, tuple[Job, ...]]:
-        """The oldest that is not over, else the one that may come back, else the newest."""
-        seen = list(self._jobs())
-        alive = [(job, state) for job, state in seen if not state.is_over]
-        if alive:
-            return (*alive[-1], tuple(job for job, _ in alive[:-1]))
-        job, state = next((one for one in seen if one[1].word in DOUBTFUL), seen[0])
-        return job, state, ()
-
-    def _jobs(self) -> Iterator[tuple[Job, JobState]]:
-        """Newest first, back to the one that runs, or has claimed the newest attempt: when that one
-        began, those before it had ended."""
-        jobs = list({job.job_id: job for job in read_jobs(self.layout)}.values())
-        sweep = None if jobs else find_sweep(str(self.layout.root.parent))
+    def _without_a_job(self) -> RunError:
+        sweep = find_sweep(str(self.layout.root.parent))
         if sweep is not None:
-            raise RunError(
+            return RunError(
                 f"`{self.layout.root}` is a task of a sweep and is not queued yet; `ftslurm resume "
                 f"{shlex.quote(str(sweep.root))}` queues what is left"
             )
-        if not jobs:
-            raise RunError(
-                f"no job of `{self.layout.root}` is known; look with squeue whether there is one "
-                "all the same (the answer to its submission may have been lost), else submit again"
-            )
-        if self.record.scheduler == "local":
-            jobs = jobs[-1:]  # it knows the newest only, and nothing is ever queued behind that
-        claimant = _claimant(self.layout)
-        for job in reversed(jobs):
-            state = self.scheduler.job_state(job.job_id)
-            yield job, state
-            if state.is_running or state.is_ending or job.job_id == claimant:
-                return
-
-
-def _claimant(layout: RunLayout) -> Optional[str]:
-    """Id of the job that has claimed the newest attempt."""
-    for number in reversed(numbers(layout)):
-        try:
-            return read_attempt(layout, number).job_id
-        except (FileNotFoundError, FormatError):
-            continue  # its claim was cut off
-    return None
+        return RunError(
+            f"no job of `{self.layout.root}` is known; look with squeue whether there is one all "
+            "the same (the answer to its submission may have been lost), else submit again"
+        )
 
 
 def open_run(name: str) -> OpenRun:
     """The run behind a path, or behind a run id under ./runs."""
-    layout = RunLayout(_find(name))
+    layout = RunLayout(find_run(name))
     record = read_record(layout)
     return OpenRun(
         layout,
@@ -174,36 +153,3 @@ def open_run(name: str) -> OpenRun:
         open_scheduler(record.scheduler, run_dir=layout.root),
         control_files(layout, record),
     )
-
-
-def _find(name: str) -> Path:
-    for root in places_of_run(name):
-        try:
-            (root / "run.json").stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError:
-            run_id = root.absolute().name
-            raise RunError(
-                f"`{name}` is closed to you, a run directory is its owner's alone; where its owner "
-                f"has named a recovery.control_dir you may leave an empty file there, e.g. "
-                f"`{run_id}.stop`, and the run obeys"
-            ) from None
-        return root.absolute()
-    sweep = find_sweep(name)
-    if sweep is not None:
-        raise RunError(
-            f"`{name}` is a sweep, and this is done to one run; name a task of it, e.g. "
-            f"`{sweep.task(0).root}`"
-        )
-    raise RunError(
-        f"`{name}` is no run, neither it nor `{Path('runs') / name}` has a run.json; name the "
-        "folder that `ftslurm submit` printed"
-    )
-
-
-def _read_decision(path: Path) -> Optional[dict[str, Any]]:
-    try:
-        return read_json(path)
-    except (FileNotFoundError, FormatError):
-        return None

@@ -25,6 +25,7 @@ BACK_OFF = 1.2
 
 _STOP_EPILOG = """examples:
   ftslurm stop runs/gpt-20260301-120000-3f9a --wait
+  ftslurm stop runs/SWEEP                        all its tasks, and no more are queued
   ftslurm resume runs/gpt-20260301-120000-3f9a
 
 The save has no deadline. results: ordered | stopped | cancelled (the job was only queued) | done |
@@ -48,12 +49,19 @@ def pause_main(argv: Optional[list[str]] = None) -> int:
 
 
 def _main(argv: Optional[list[str]], order: str, description: str, epilog: str) -> int:
-    made = parser(order, description, epilog)
+    made = parser(order, description, epilog, of_sweeps=order == STOP)
     made.add_argument("--wait", action="store_true", help="until it is so")
     add_json(made)
     options = made.parse_args(argv)
-    sweep = find_sweep(options.run) if order == STOP else None
+    sweep = find_sweep(options.run)
     if sweep is not None:
+        if order == PAUSE:
+            raise UsageError(
+                f"`{options.run}` is a sweep, and only a run keeps its job while it pauses: "
+                f"`ftslurm stop {options.run}` has all its tasks save and leave, `ftslurm resume "
+                f"{options.run}` queues them again, and `ftslurm pause` takes a task, e.g. "
+                f"`{sweep.task(0).root}`"
+            )
         if options.wait:
             raise UsageError("--wait is of one run; look with `ftslurm status SWEEP`")
         return finish_sweep(stop_sweep(sweep), sweep, as_json=options.json)
@@ -91,8 +99,9 @@ def wait_until_left(
         looks_over = looks_over + 1 if standing.is_over else 0
         if looks_over > 1 or (looks_over and _has_obeyed(standing)):
             return _left(run, standing, order)
-        phase = standing.progress.phase if standing.progress else "starting"
-        news = f"{standing.step_words}, {phase}"
+        news = standing.step_words
+        if not standing.is_program:
+            news += f", {standing.progress.phase if standing.progress else 'starting'}"
         if news != said:
             tell(news)
         said = news

@@ -18,7 +18,7 @@ from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import read_sweep
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.arrays import find_lost, find_singles
+from ftslurm.scheduler.lost_arrays import find_lost, find_singles, still_open
 from ftslurm.sweep.look import (
     ALIVE,
     DONE,
@@ -32,6 +32,8 @@ from ftslurm.sweep.look import (
 
 QUEUEING_S = 60.0
 """How long somebody who is queueing tasks is waited for: the answer to an sbatch."""
+STARTED_S = 1.0
+"""Within it a task that was being started on this machine is on record."""
 GONE_S = 10.0
 """How long jobs that only waited are looked for after they were cancelled."""
 POLL_S = 1.0
@@ -53,11 +55,13 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
         )
     _tidy(layout, after, live)
     _note(layout, live, "cancel")
-    return Answer(
-        "cancelled",
-        f"{len(live)} tasks are cancelled, {before.counts[DONE]} were done; `ftslurm resume "
-        f"{layout.root}` lets the others go on, each from what it has committed",
-    )
+    unknown = _unknown_words(layout, before)
+    told = [
+        f"{len(live)} tasks are cancelled, {before.counts[DONE]} were done",
+        unknown,
+        f"`ftslurm resume {layout.root}` lets the others go on, each from what it has committed",
+    ]
+    return Answer("cancelled", "; ".join(filter(None, told)), not unknown)
 
 
 def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
@@ -74,11 +78,15 @@ def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sle
     _note(layout, gone, "stop")
     running = len(live) - len(gone)
     note = f" (of those that wait some could not be cancelled: {error})" if error else ""
-    return Answer(
-        "ordered" if running else "stopped",
+    unknown = _unknown_words(layout, before)
+    told = [
         f"{running} tasks are ordered to save and leave at their next step, {len(gone)} only "
-        f"waited and are cancelled{note}; `ftslurm resume {layout.root}` lets them go on",
-    )
+        f"waited and are cancelled{note}",
+        unknown,
+        f"`ftslurm resume {layout.root}` lets them go on",
+    ]
+    text = "; ".join(filter(None, told))
+    return Answer("ordered" if running else "stopped", text, not unknown)
 
 
 def save_sweep(layout: SweepLayout) -> Answer:
@@ -96,12 +104,15 @@ def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
     """From now on nobody queues a task; how the sweep stands then."""
     layout.closed.touch()
     if read_sweep(layout).scheduler == "local":
-        return look(layout)  # whoever runs it here looks for that file before each task
+        sleep(STARTED_S)  # whoever runs it here looks for that file before each task and after it
+        return look(layout)
     try:
         with queueing(layout, wait_s=QUEUEING_S):
+            layout.closed.touch()  # a resume that was starting has taken it away
             find_lost(layout)
             find_singles(layout)
     except RunError as error:
+        layout.closed.touch()
         tell(f"{error}; what it queues meanwhile may be missed: look with `ftslurm status`")
     except SchedulerError as error:
         tell(f"a job may have been queued of which nobody knows: {error}")
@@ -111,7 +122,7 @@ def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
 def _order_to_stop(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
     """Those that are not over."""
     live = [task for task in before.of(*ALIVE, NOBODY_KNOWS) if task.alive]
-    unknown = [task for task in before.of(NOBODY_KNOWS) if not task.alive]
+    unknown = _unknown(layout, before)
     failed = []
     for task in (*live, *unknown):
         try:
@@ -124,11 +135,30 @@ def _order_to_stop(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
             "`ftslurm status` that none is queued afterwards"
         )
     if unknown and not live:
-        raise SchedulerError(
-            f"nobody can say whether {len(unknown)} tasks are alive ({_names(unknown)}); the order "
-            "to stop is left for them, cancel again when Slurm answers"
-        )
+        raise SchedulerError(_unknown_words(layout, before))
     return live
+
+
+def _unknown(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
+    """Those that may have a job which nobody can name."""
+    lost = still_open(layout)
+    return [
+        task
+        for task in before.tasks
+        if not task.alive and (task.state == NOBODY_KNOWS or task.number in lost)
+    ]
+
+
+def _unknown_words(layout: SweepLayout, before: SweepLook) -> str:
+    """Empty: there are none."""
+    unknown = _unknown(layout, before)
+    if not unknown:
+        return ""
+    why = next(iter(still_open(layout).values()), "Slurm does not answer")
+    return (
+        f"nobody can say whether {len(unknown)} tasks are alive ({_names(unknown)}): {why}; the "
+        "order to stop is left for them, cancel again then"
+    )
 
 
 def _end_jobs(

@@ -2,13 +2,15 @@
 
 Under the sweep's lock, so that of two resumes one queues a task and the other is told to wait.
 Arrays of which the answer was lost are looked for first. A task of which nobody can say whether it
-is alive is left alone and named. Tasks that never were queued, because their submitter died or
-Slurm had too many jobs, are queued as well.
+is alive, or not yet, is left alone and named. Tasks that never were queued, because their submitter
+died or Slurm had too many jobs, are queued as well.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Optional
 
@@ -20,16 +22,17 @@ from ftslurm.recovery.keep_out import settle_exclusions
 from ftslurm.recovery.own_job import OwnJob
 from ftslurm.run.acts import note_act
 from ftslurm.run.control import LEAVING, ControlFiles
-from ftslurm.run.jobs import BY_PERSON, add_job, read_jobs
+from ftslurm.run.jobs import BY_PERSON, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import read_sweep, read_tasks
+from ftslurm.run.sweep_record import read_arrays, read_sweep, read_tasks
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.again import submit_again
-from ftslurm.scheduler.arrays import find_lost, find_singles
+from ftslurm.scheduler.arrays import NO_ROOM, Outcome, reasons
+from ftslurm.scheduler.lost_arrays import find_lost, find_singles, still_open
 from ftslurm.sweep.here import run_here
 from ftslurm.sweep.look import (
     ALIVE,
@@ -43,7 +46,7 @@ from ftslurm.sweep.look import (
     TaskLook,
     look_twice,
 )
-from ftslurm.sweep.queue import queue
+from ftslurm.sweep.queue import queue_tasks
 
 POLL_S = 2.0
 
@@ -56,11 +59,14 @@ def resume_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
         layout.closed.unlink(missing_ok=True)
         seen = _settled(layout, sleep)
         ready = [task for task in seen.of(*OVER, NOT_QUEUED) if _is_whole(layout, task)]
-        queued = _queue(layout, seen, ready, sleep)
-        for number in queued:
+        try:
+            outcome = _queue(layout, seen, ready, sleep)
+        except KeyboardInterrupt:
+            return _interrupted(layout, seen)
+        for number in outcome.taken:
             _note_queued(layout, number)
     let_go = _let_go(layout, seen.of(HELD, ON_PAUSE))
-    return _answer(layout, seen, ready, queued, let_go)
+    return _answer(layout, seen, ready, outcome, let_go)
 
 
 def _settled(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
@@ -99,29 +105,36 @@ def _queue(
     seen: SweepLook,
     tasks: Sequence[TaskLook],
     sleep: Callable[[float], None],
-) -> list[int]:
-    """Those that were queued. Orders to leave that they have not seen are withdrawn before."""
+) -> Outcome:
+    """Orders to leave that they have not seen are withdrawn before."""
     for task in tasks:
         require_own(layout.task(task.number))
         ControlFiles(layout.task(task.number), task.run_id).take_away_leaving()
+    numbers = [task.number for task in tasks]
+    wanted = set(numbers)
+    parallelism = seen.record.parallelism
     if seen.record.scheduler == "local":
-        numbers = [task.number for task in tasks]
-        at_once = seen.record.parallelism or 1
-        return run_here(
-            layout, numbers, at_once=at_once, start=_start_here, queued_by=BY_PERSON, sleep=sleep
+        at_once = parallelism or 1
+        begun = run_here(
+            layout,
+            numbers,
+            at_once=at_once,
+            start=_start_here,
+            queued_by=BY_PERSON,
+            say=tell,
+            sleep=sleep,
         )
-    before = {task.number: len(read_jobs(layout.task(task.number))) for task in tasks}
-    alone = {task.number: names for task in tasks if (names := _excluded(layout, task))}
-    records = [
-        record
-        for record in read_tasks(layout)
-        if record.number in before and record.number not in alone
-    ]
-    queue(layout, records, alive=len(seen.of(*ALIVE)), queued_by=BY_PERSON)
-    for number, names in alone.items():
-        job_id = submit_again(layout.task(number), "slurm", exclude=names)
-        add_job(layout.task(number), job_id, scheduler="slurm", queued_by=BY_PERSON)
-    return [number for number in before if len(read_jobs(layout.task(number))) > before[number]]
+        outcome = Outcome(singles=begun)
+        outcome.leave(sorted({*numbers} - {*begun}), "somebody has cancelled the sweep meanwhile")
+        return outcome
+    return queue_tasks(
+        layout,
+        [record for record in read_tasks(layout) if record.number in wanted],
+        parallelism=parallelism,
+        queued_by=BY_PERSON,
+        alone={task.number: names for task in tasks if (names := _excluded(layout, task))},
+        over=[task.number for task in seen.tasks if not task.alive],
+    )
 
 
 def _start_here(run: RunLayout) -> str:
@@ -158,20 +171,37 @@ def _let_go(layout: SweepLayout, tasks: Sequence[TaskLook]) -> list[TaskLook]:
     return let_go
 
 
+def _interrupted(layout: SweepLayout, seen: SweepLook) -> Answer:
+    done = "run" if seen.record.scheduler == "local" else "queued"
+    name = shlex.quote(str(layout.root))
+    return Answer(
+        "interrupted",
+        f"interrupted before all were {done}; what is alive goes on, `ftslurm status {name}` shows "
+        f"it, and another `ftslurm resume {name}` is for the others",
+        False,
+    )
+
+
 def _answer(
     layout: SweepLayout,
     seen: SweepLook,
     ready: Sequence[TaskLook],
-    queued: Sequence[int],
+    outcome: Outcome,
     let_go: Sequence[TaskLook],
 ) -> Answer:
-    told = [f"{len(queued)} tasks {_how(seen)}"]
+    told = [f"{len(outcome.taken)} tasks {_how(seen)}"]
     if let_go:
         told.append(f"{len(let_go)} held ones are released")
     told.append(f"{seen.counts[DONE]} were done, {len(seen.of(*ALIVE)) - len(let_go)} are alive")
+    lost = still_open(layout)
+    left = {number: why for number, why in outcome.left.items() if number not in lost}
+    unknown = [task for task in seen.of(NOBODY_KNOWS) if task.number not in lost]
+    when = _room_when(layout, seen, outcome) if NO_ROOM in left.values() else ""
     amiss = [
-        _few(len(ready) - len(queued), "are more than Slurm takes now; resume again later"),
-        _few(seen.counts[NOBODY_KNOWS], "may be alive, nobody can say: resume again later"),
+        _few(len(left), f"are not queued yet: {reasons(left)}{when}; resume again later"),
+        _few(len(outcome.refused), f"are not queued, and will not be: {reasons(outcome.refused)}"),
+        _few(len(lost), f"may have a job: {next(iter(lost.values()), '')}; resume again then"),
+        _few(len(unknown), "may be alive, nobody can say: resume again later"),
         _few(len(_leaving(layout, seen)), "are still leaving: resume again when they have"),
         _few(len(seen.of(HELD, ON_PAUSE)) - len(let_go), "stay held"),
         _few(
@@ -180,7 +210,24 @@ def _answer(
         ),
     ]
     told += filter(None, amiss)
-    return Answer("queued" if queued else "nothing", "; ".join(told), not any(amiss))
+    return Answer("queued" if outcome.taken else "nothing", "; ".join(told), not any(amiss))
+
+
+def _room_when(layout: SweepLayout, seen: SweepLook, outcome: Outcome) -> str:
+    """What has to end before there may be room: of an array all but a few."""
+    limits = {array.array_id: array.at_once for array in read_arrays(layout)}
+    alive = [task.alive[-1] for task in seen.tasks if task.alive]
+    alive += [array.job_id(number) for array in outcome.arrays for number in array.numbers]
+    alive += [read_jobs(layout.task(number))[-1].job_id for number in outcome.singles]
+    counts = Counter(job_id.partition("_")[0] for job_id in alive)
+    room = {name: min(count, limits.get(name) or count) for name, count in counts.items()}
+    if not room:
+        return ""
+    first = min(room, key=lambda name: counts[name] - room[name])
+    if counts[first] == 1:
+        return f"; there is room once job {first} has ended"
+    few = f"{room[first]} of the {counts[first]} tasks"
+    return f"; there is room once fewer than {few} of array {first} are left"
 
 
 def _how(seen: SweepLook) -> str:

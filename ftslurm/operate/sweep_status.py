@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_lock import is_closed
 from ftslurm.run.sweep_record import format_numbers
+from ftslurm.run.value import plain
 from ftslurm.sweep.look import (
     CANCELLED,
     DONE,
@@ -38,6 +40,8 @@ LONGEST_VALUE = 24
 
 _ALWAYS = (RUNNING, WAITING, FAILED)
 """States that are told even where there are none."""
+_FOLDED = (DONE, WAITING, NOT_QUEUED, CANCELLED)
+"""States of which tasks are named together, where there are many."""
 
 
 def status_of_sweep(layout: SweepLayout, *, as_json: bool, show_all: bool) -> str:
@@ -47,10 +51,10 @@ def status_of_sweep(layout: SweepLayout, *, as_json: bool, show_all: bool) -> st
             {
                 "schema_version": 1,
                 "sweep_dir": str(layout.root),
-                "closed": layout.closed.exists(),
+                "closed": is_closed(layout),
                 **dataclasses.asdict(seen.record),
                 "counts": seen.counts,
-                "tasks": [dataclasses.asdict(task) for task in seen.tasks],
+                "tasks": [_as_json(task) for task in seen.tasks],
             },
             indent=1,
             sort_keys=True,
@@ -58,17 +62,22 @@ def status_of_sweep(layout: SweepLayout, *, as_json: bool, show_all: bool) -> st
     return "\n".join(render(layout, seen, show_all=show_all))
 
 
+def _as_json(task: TaskLook) -> dict[str, Any]:
+    """With its value as it is in value.json: others read no NaN."""
+    return {**dataclasses.asdict(task), "value": plain(task.value)}
+
+
 def render(layout: SweepLayout, seen: SweepLook, *, show_all: bool) -> Iterator[str]:
     yield f"{seen.record.sweep_id}: {_headline(seen)}"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.record.created_at))
     yield f"since {began}: {shlex.join(seen.record.command)}"
-    if layout.closed.exists():
+    if is_closed(layout):
         yield "it was cancelled or stopped, nothing more of it is queued"
     tasks = list(seen.tasks)
     folded: list[TaskLook] = []
     if not show_all and len(tasks) > FEW:
-        folded = [task for task in tasks if task.state in (DONE, WAITING, NOT_QUEUED, CANCELLED)]
-        tasks = [task for task in tasks if task not in folded]
+        folded = [task for task in tasks if task.state in _FOLDED]
+        tasks = [task for task in tasks if task.state not in _FOLDED]
     told = tasks if show_all else tasks[:FEW]
     yield from _table(told, _varied(seen.tasks))
     if len(told) < len(tasks):
@@ -136,7 +145,7 @@ def _value(value: Any) -> str:
 
 def _folded(tasks: Sequence[TaskLook]) -> Iterator[str]:
     """Those that have no line of their own, a line for each state."""
-    for state in (DONE, WAITING, NOT_QUEUED, CANCELLED):
+    for state in _FOLDED:
         numbers = [task.number for task in tasks if task.state == state]
         if numbers:
             yield f"{state}: {len(numbers)} tasks ({_cut(format_numbers(numbers), 80)})"

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ftslurm.recovery.policy import ENDED, PAUSED, STOP
+from ftslurm.recovery.actions import PAUSED
+from ftslurm.recovery.job_meant import has_stopped
 from ftslurm.run.attempts import Progress
-from ftslurm.scheduler.protocol import JobState
+from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState
 
 UNSEEN_S = {"local": 60.0, "slurm": 900.0}
 """Give up on a job of which the scheduler knows nothing for so long (a controller may be away)."""
@@ -38,7 +39,13 @@ class View:
     attempts: tuple[AttemptView, ...]
     done: bool
     job: JobState
+    """Of the job that is meant."""
     job_id: str = ""
+    """Empty: it has none."""
+    alive: tuple[str, ...] = ()
+    """Its jobs that are not over, newest first."""
+    begun_last: Optional[str] = None
+    """Id of the job that has claimed the newest attempt."""
 
     @property
     def latest(self) -> Optional[AttemptView]:
@@ -53,7 +60,7 @@ class View:
     @property
     def has_stopped(self) -> bool:
         """It does not go on by itself."""
-        return self.action in (STOP, ENDED)
+        return has_stopped(self.action, self.job_id, self.begun_last)
 
 
 @dataclass(frozen=True)
@@ -105,30 +112,36 @@ def out_of_sight(view: View) -> Ending:
 
 @dataclass
 class Belief:
-    """Which ending can be believed, for one run: a bad one when it is seen twice (Slurm may requeue
-    a moment after PREEMPTED); COMPLETED without DONE when files have had time to show."""
+    """Which ending can be believed, for one run: a bad one when it is seen twice of the same job,
+    SECOND_LOOK_S apart where Slurm may queue that again; COMPLETED without DONE when files have had
+    time to show. A question without an answer is no second look."""
 
     scheduler: str
     """slurm | local"""
     bad_end: Optional[Ending] = None
     """As seen last, not believed yet."""
     bad_since: float = 0.0
+    job_id: str = ""
+    """Of which job that was seen."""
 
     def patience_s(self, view: View) -> float:
-        doubtful = view.job.word == "COMPLETED" and not view.has_stopped
-        return LATE_FILES_S[self.scheduler] if doubtful else 0.0
+        if view.job.word in DOUBTFUL:
+            return SECOND_LOOK_S
+        is_early = view.job.word == "COMPLETED" and not view.has_stopped
+        return LATE_FILES_S[self.scheduler] if is_early else 0.0
 
     def of(self, view: View, now: float) -> Optional[Ending]:
         """The ending that this view, after those before it, lets believe."""
         end = ending(view)
         if end is not None and end.finished:
             return end
-        if end is None and view.job.is_known:
-            self.bad_end = None
+        # A job that Slurm has forgotten meanwhile has ended all the same.
+        goes_on = end is None and not view.job.is_forgotten
+        if goes_on or view.job_id != self.job_id:
+            self.bad_end, self.job_id = None, view.job_id
         if self.bad_end is None:
             self.bad_end, self.bad_since = end, now
             return None
-        # A job that Slurm has forgotten meanwhile has ended all the same.
         self.bad_end = end or self.bad_end
         return self.bad_end if now - self.bad_since >= self.patience_s(view) else None
 

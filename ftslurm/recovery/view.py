@@ -1,62 +1,42 @@
 """A run's directory and its jobs' states, put together to the view that `ending` judges.
 
-Reads only. A run may have one job after the other: the one that is meant is the one that runs,
-else the newest.
+Reads only. Which of several jobs is meant is decided in job_meant.py.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+import dataclasses
+from collections.abc import Mapping
 
-from ftslurm.files import read_json
+from ftslurm.files import is_listed
 from ftslurm.recovery.ending import AttemptView, View
-from ftslurm.run.attempts import claimed_numbers, numbers, read_attempt, read_progress
-from ftslurm.run.jobs import read_jobs
+from ftslurm.recovery.job_meant import NO_JOB, JobsOnRecord, choose
+from ftslurm.run.attempts import numbers, read_decision, read_progress
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.scheduler.protocol import JobState
 
 
-def job_to_watch(layout: RunLayout) -> Optional[str]:
-    """The job that has begun last, else the first one; None: no job of the run is known."""
-    jobs = read_jobs(layout)
-    return begun_last(layout) or (jobs[0].job_id if jobs else None)
-
-
-def begun_last(layout: RunLayout) -> Optional[str]:
-    claimed = claimed_numbers(layout)
-    return read_attempt(layout, claimed[-1]).job_id if claimed else None
-
-
-def later_job(layout: RunLayout, job_id: str) -> Optional[str]:
-    """The newest job of the run, unless it is this one."""
-    jobs = [job.job_id for job in read_jobs(layout)]
-    return jobs[-1] if jobs and jobs[-1] != job_id else None
-
-
-def takes_over(layout: RunLayout, later: str, state: JobState, before: JobState) -> bool:
-    """A successor is queued when its predecessor begins: it is the one to watch once that has
-    ended, or when it has itself begun."""
-    if before.is_over:
-        return state.is_known and not state.is_ended
-    return begun_last(layout) == later
-
-
-def read_view(layout: RunLayout, job_id: str, job: JobState, *, whole: bool = True) -> View:
-    """`job` was asked before: what it wrote last is then seen with its end. Not `whole`: of the
-    attempts before the newest the numbers only."""
+def read_view(
+    layout: RunLayout,
+    on_record: JobsOnRecord,
+    states: Mapping[str, JobState],
+    *,
+    whole: bool = True,
+) -> View:
+    """`states`: of the jobs, which were asked before: what they wrote last is then seen with their
+    end. Not `whole`: of the attempts before the newest the numbers only."""
     claimed = numbers(layout)
     attempts = [
         _attempt(number, layout.attempt(number), read=whole or number == claimed[-1])
         for number in claimed
     ]
-    return View(tuple(attempts), layout.done.exists(), job, job_id)
+    view = View(tuple(attempts), is_listed(layout.done), NO_JOB, begun_last=on_record.begun_last)
+    meant = choose(on_record, states, action=view.action)
+    job_id = meant.job.job_id if meant.job else ""
+    return dataclasses.replace(view, job=meant.state, job_id=job_id, alive=meant.alive)
 
 
 def _attempt(number: int, paths: AttemptLayout, *, read: bool) -> AttemptView:
     if not read:
         return AttemptView(number, None, None)
-    try:
-        decision = read_json(paths.decision_json)
-    except FileNotFoundError:
-        decision = None
-    return AttemptView(number, read_progress(paths), decision)
+    return AttemptView(number, read_progress(paths), read_decision(paths) or None)

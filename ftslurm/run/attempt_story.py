@@ -190,9 +190,9 @@ def _story(
 
 def _placed(here: Records, clue: dict[str, Any]) -> dict[str, Any]:
     """With its file named from the attempt's folder on."""
-    file = clue.get("file")
-    if file and Path(file).is_absolute() and here.paths.root in Path(file).parents:
-        return {**clue, "file": str(Path(file).relative_to(here.paths.root))}
+    file, folder = clue.get("file"), here.paths.root.absolute()
+    if file and folder in Path(file).parents:
+        return {**clue, "file": str(Path(file).relative_to(folder))}
     return clue
 
 
@@ -262,7 +262,7 @@ def _with_losses(layout: RunLayout, attempts: list[AttemptStory]) -> list[Attemp
         tokens = 0
         if lost:
             end, begin = (attempt.last_step or 0), (attempt.last_step or 0) - lost
-            tokens = _tokens_between(layout, attempts, begin, end)
+            tokens = tokens_between(layout, attempts, begin, end)
         told.append(dataclasses.replace(attempt, steps_lost=lost, tokens_lost=tokens))
     return told
 
@@ -283,10 +283,10 @@ def _overlap(steps: range, others: Sequence[range]) -> int:
     return count
 
 
-def _tokens_between(
+def tokens_between(
     layout: RunLayout, attempts: Sequence[AttemptStory], begin: int, end: int
 ) -> int:
-    """0 where no trace tells."""
+    """Consumed from one step to another; 0 where no trace tells."""
     before = 0 if begin == 0 else _tokens(layout, attempts, begin)
     after = _tokens(layout, attempts, end)
     return 0 if before is None or after is None else after - before

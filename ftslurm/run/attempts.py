@@ -165,6 +165,15 @@ def read_outcome(paths: AttemptLayout) -> Optional[Outcome]:
     return _make(Outcome, _known(Outcome, record), paths.outcome_json)
 
 
+def read_decision(paths: AttemptLayout) -> dict[str, Any]:
+    """What `ftslurm recover` decided after it: action, cause, reason; empty when its batch shell
+    died before it could, or it is damaged."""
+    try:
+        return read_json(paths.decision_json)
+    except (FileNotFoundError, FormatError):
+        return {}
+
+
 def write_progress(paths: AttemptLayout, progress: Progress) -> None:
     write_json(paths.progress_json, _record(progress), durable=False)
 

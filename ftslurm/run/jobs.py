@@ -1,7 +1,7 @@
 """Which jobs a run has had: RUN/submit/jobs.jsonl, a line each, added to and never changed.
 
 A run keeps its job id through requeues; a resubmission, by the batch loop or by a person, gives it
-another one. Whoever asks for "the job of this run" means the newest.
+another one. Which of them is meant by "the job of this run" is told in recovery/job_meant.py.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import FormatError, RunError
 from ftslurm.files import read_json
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, from_dict
+from ftslurm.run.sweep_layout import find_sweep, place_of_run
 
 # RunRecord.continue_by
 REQUEUE = "requeue"
@@ -44,6 +46,24 @@ class RunRecord:
     """What it was copied from; with code=live, where the ranks import from."""
     code_place: str
     """Folder inside it that the run was submitted from; a program works there."""
+
+
+def find_run(name: str) -> Path:
+    """Absolute path of the run behind a path, or behind a run id under ./runs; RunError: there is
+    none, or it may not be read."""
+    root = place_of_run(name)
+    if (root / "run.json").exists():
+        return root.absolute()
+    sweep = find_sweep(name)
+    if sweep is not None:
+        raise RunError(
+            f"`{name}` is a sweep, and this is done to one run; name a task of it, e.g. "
+            f"`{sweep.task(0).root}`"
+        )
+    raise RunError(
+        f"`{name}` is no run, neither it nor `{Path('runs') / name}` has a run.json; name the "
+        "folder that `ftslurm submit` printed"
+    )
 
 
 def read_record(layout: RunLayout) -> RunRecord:

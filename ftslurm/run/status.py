@@ -14,14 +14,13 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory, read_story
-from ftslurm.run.sweep_layout import SweepLayout, find_sweep, places_of_run
+from ftslurm.run.sweep_layout import SweepLayout, find_sweep, place_of_run
 from ftslurm.run.timeline import ASKED, LAST_WORD, Timeline
 
 if TYPE_CHECKING:
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
 WAITING = ("never started", "waiting", "quiet")
 """States of a run whose job may be in the queue."""
 TRACEBACK_LINES = 8
+
+_EPILOG = """examples:
+  ftslurm status runs/gpt-20260301-120000-3f9a                where it stands, each attempt
+  ftslurm status runs/gpt-20260301-120000-3f9a --attempt 3    all that is on record of one
+  ftslurm status runs/SWEEP                                   its tasks, and what they came to
+  ftslurm status runs/SWEEP --all --json"""
 
 PART_WORDS = {
     "detected": "detected",
@@ -45,10 +50,13 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="ftslurm status",
         description="Where a run stands and what happened to it.",
-        epilog="example: ftslurm status runs/gpt-20260301-120000 --attempt 3",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "run", metavar="RUN", help="directory of a run, a sweep or a task, or its id under ./runs"
+        "run",
+        metavar="RUN|SWEEP",
+        help="directory of a run or a sweep, or its id under ./runs; a task is a run",
     )
     parser.add_argument("--json", action="store_true", help="for programs; schema_version 1")
     parser.add_argument(
@@ -61,7 +69,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     sweep = find_sweep(options.run)
     if sweep is not None:
         return _sweep(sweep, options)
-    layout, now = RunLayout(_find(options.run)), time.time()
+    layout, now = RunLayout(place_of_run(options.run)), time.time()
     story = read_story(layout, now=now)
     if options.attempt is not None:
         print(_one_attempt(layout, story, options.attempt, as_json=options.json))  # noqa: T201
@@ -82,12 +90,6 @@ def _sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
         raise UsageError("--attempt is of one run; name a task of the sweep")
     print(status_of_sweep(sweep, as_json=options.json, show_all=options.all))  # noqa: T201
     return EXIT_OK
-
-
-def _find(name: str) -> Path:
-    """Where there is no such run, the path as it was named: what is wrong with it is told later."""
-    places = [place for place in places_of_run(name) if (place / "run.json").exists()]
-    return places[0] if places else Path(name)
 
 
 def _held(layout: RunLayout, story: RunStory) -> Optional[Held]:
@@ -177,15 +179,19 @@ def _program_lines(story: RunStory) -> Iterator[str]:
 
 
 def attempt_lines(attempt: AttemptStory) -> Iterator[str]:
-    begun = "step 0" if attempt.restored_step is None else f"step {attempt.restored_step}"
-    reached = "no step" if attempt.last_step is None else f"step {attempt.last_step}"
     lost = ""
     if attempt.steps_lost:
         tokens = f" ({attempt.tokens_lost:,} tokens)" if attempt.tokens_lost else ""
         lost = f", {attempt.steps_lost} steps{tokens} lost"
     how = f"{attempt.ended}{_asked(attempt)}{lost}"
-    yield f"  {_attempt_name(attempt)}: from {begun} to {reached}, {how}"
+    yield f"  {_attempt_name(attempt)}: {_way(attempt)}, {how}"
     yield from _after_lines(attempt)
+
+
+def _way(attempt: AttemptStory) -> str:
+    if attempt.last_step is None:
+        return "no step"
+    return f"from step {attempt.restored_step or 0} to step {attempt.last_step}"
 
 
 def failure_lines(attempt: AttemptStory, *, last: Optional[int] = None) -> Iterator[str]:
@@ -213,7 +219,8 @@ def _after_lines(attempt: AttemptStory, *, until: str = "first_step") -> Iterato
         yield f"    {cause}"
     for finding in attempt.findings:
         yield f"    agents: {finding.get('kind')}: {finding.get('why')}"
-    back = _way_back(attempt.timeline, until)
+    # Between an order to leave and the next attempt lies what a person did.
+    back = "" if attempt.order else _way_back(attempt.timeline, until)
     if back:
         yield f"    {back}"
     if attempt.late is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.errors import RunError
 from ftslurm.run.layout import RunLayout
 
 RUNS = Path("runs")
@@ -50,9 +51,11 @@ class SweepLayout:
     def submit(self) -> Path:
         return self.root / "submit"
 
-    def group_script(self, group: int) -> Path:
-        """The batch script of the tasks that ask sbatch for the same things."""
-        return self.submit / f"group-{group:03d}.sbatch"
+    def group_script(self, group: int, offset: int = 0) -> Path:
+        """The batch script of the tasks that ask sbatch for the same things; of an array whose
+        indexes are not the tasks' numbers a copy, by whose name Slurm tells the array."""
+        own = f"-{offset}" if offset else ""
+        return self.submit / f"group-{group:03d}{own}.sbatch"
 
     def group_arguments(self, group: int) -> Path:
         """What sbatch is given with it."""
@@ -94,6 +97,25 @@ def places_of_run(name: str) -> list[Path]:
     if task is not None and "/" not in name:
         places.append(RUNS / task[0] / name)
     return places
+
+
+def place_of_run(name: str) -> Path:
+    """The first of them that is a run; where there is none, the path as it was named: what is wrong
+    with that is told by whoever reads it. RunError: it may not be read."""
+    for place in places_of_run(name):
+        try:
+            (place / "run.json").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            run_id = place.absolute().name
+            raise RunError(
+                f"`{name}` is closed to you, a run directory is its owner's alone; where its owner "
+                f"has named a recovery.control_dir you may leave an empty file there, e.g. "
+                f"`{run_id}.stop`, and the run obeys"
+            ) from None
+        return place
+    return Path(name)
 
 
 def find_sweep(name: str) -> Optional[SweepLayout]:

@@ -1,6 +1,7 @@
-"""One at a time queues tasks of a sweep: who submits it, who follows it, who resumes it.
+"""One at a time queues tasks of a sweep, and nobody once it is cancelled: who submits it, who
+follows it, who resumes it.
 
-Without that, two of them could find the same task queued by nobody and queue it twice. A file
+Without the lock, two of them could find the same task queued by nobody and queue it twice. A file
 system without locks gives none, and no protection; that is said.
 """
 
@@ -9,14 +10,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import Optional
 
 from ftslurm.errors import RunError, warn
+from ftslurm.files import is_listed
 from ftslurm.run.sweep_layout import SweepLayout
 
 POLL_S = 0.2
+
+
+def is_closed(layout: SweepLayout) -> bool:
+    """Whether somebody has cancelled the sweep, from whichever machine. OSError when that cannot be
+    told."""
+    return is_listed(layout.closed)
+
+
+def require_open(layout: SweepLayout) -> None:
+    """RunError for a sweep that was cancelled."""
+    if is_closed(layout):
+        raise RunError(
+            f"`{layout.root}` was cancelled, and nothing of it is queued any more; `ftslurm resume "
+            f"{shlex.quote(str(layout.root))}` lets it go on"
+        )
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ ASKED = "asked"
 QUEUED = "queued"
 REFUSED = "refused"
 """Slurm has said no, or the answer was lost and no such array was found."""
+FULL = "full"
+"""Slurm has said no because there are as many jobs as it holds: fewer are asked for next time."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,6 @@ class SweepRecord:
     """run | program"""
     scheduler: str
     """slurm | local"""
-    continue_by: str
-    """requeue | resubmit: how a task gets its next job."""
     sweeper: str
     """Hydra's word: basic, optuna..."""
     command: tuple[str, ...]
@@ -70,7 +70,7 @@ class ArrayRecord:
     """A line of arrays.jsonl: one call of sbatch and what came of it."""
 
     event: str
-    """asked | queued | refused"""
+    """asked | queued | refused | full"""
     group: int
     numbers: tuple[int, ...]
     """Of the tasks in it."""
@@ -79,6 +79,8 @@ class ArrayRecord:
     """Task number less array index."""
     array_id: Optional[str] = None
     """Of one that is queued."""
+    at_once: Optional[int] = None
+    """How many of its tasks Slurm runs at once; None: all."""
 
     def job_id(self, number: int) -> str:
         """Of a task in it, as Slurm's commands take it."""
@@ -111,7 +113,6 @@ def _sweep(record: dict[str, Any]) -> SweepRecord:
         created_at=float(record["created_at"]),
         kind=str(record["kind"]),
         scheduler=str(record["scheduler"]),
-        continue_by=str(record["continue_by"]),
         sweeper=str(record["sweeper"]),
         command=tuple(map(str, record["command"])),
         folder=str(record["folder"]),
@@ -147,10 +148,11 @@ def add_array(
     *,
     offset: int = 0,
     array_id: Optional[str] = None,
+    at_once: Optional[int] = None,
     now: Callable[[], float] = time.time,
 ) -> ArrayRecord:
     """Write down that sbatch is about to be called, or what it said."""
-    array = ArrayRecord(event, group, tuple(numbers), now(), offset, array_id)
+    array = ArrayRecord(event, group, tuple(numbers), now(), offset, array_id, at_once)
     line = {"schema_version": 1, **asdict(array), "tasks": format_numbers(numbers)}
     del line["numbers"]
     append_record(layout.arrays_jsonl, line)
@@ -167,6 +169,7 @@ def read_arrays(layout: SweepLayout) -> list[ArrayRecord]:
             at=float(record["at"]),
             offset=int(record.get("offset") or 0),
             array_id=record.get("array_id"),
+            at_once=record.get("at_once"),
         )
         for record in read_records(layout.arrays_jsonl)
     ]

@@ -1,26 +1,28 @@
-"""Tasks of a sweep as Slurm arrays: asked for, written down, and found again.
+"""Tasks of a sweep as Slurm arrays: asked for, and written down.
 
 Of each call of sbatch there is a line in arrays.jsonl before and one after, so an answer that was
-lost with whoever waited for it is looked for, and no task is queued twice. At a limit on jobs as
-many are queued as are taken, and the others are left. Whoever calls holds the sweep's lock
-(run/sweep_lock.py). No more than that is decided here, and nothing of a run is changed but the
-list of its jobs.
+lost with whoever waited for it is looked for (lost_arrays.py), and no task is queued twice. At a
+limit on jobs as many are queued as are taken, and the others are left; a group that asks for what
+Slurm does not give is refused alone, and left where Slurm has taken of it before. Before each call
+is looked whether somebody has cancelled the sweep. Whoever calls holds the sweep's lock
+(run/sweep_lock.py). Nothing of a run is changed but the list of its jobs.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Callable, Optional
 
-from ftslurm.errors import RunError
-from ftslurm.run.jobs import BY_BATCH, BY_SUBMIT, add_job, read_jobs
-from ftslurm.run.layout import RunLayout
+from ftslurm.errors import SchedulerError
+from ftslurm.files import write_atomic
+from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_lock import require_open
 from ftslurm.run.sweep_record import (
     ASKED,
+    FULL,
     QUEUED,
     REFUSED,
     ArrayRecord,
@@ -28,19 +30,26 @@ from ftslurm.run.sweep_record import (
     add_array,
     format_numbers,
     read_arrays,
-    unanswered,
 )
-from ftslurm.scheduler.sbatch import LimitError, RefusedError, submit
+from ftslurm.scheduler.sbatch import (
+    FullError,
+    LimitError,
+    NotReachedError,
+    RefusedError,
+    UnclearError,
+    submit,
+)
 from ftslurm.scheduler.slurm import TIMEOUT_S, Runner, checked, run_command
 from ftslurm.scheduler.slurm_parse import parse_config
 
 TASK_DIGITS = 4
 """Of a task's number in the name of its folder, at least."""
 
-_DEFAULT_ARRAY_SIZE = 1001
+AT_LIMIT = "Slurm takes no more jobs of yours just now"
+NO_PLACE = "Slurm has as many jobs as it holds just now (MaxJobCount)"
+NO_ROOM = "what is queued may run as many tasks at once as `parallelism` allows"
 
-_ROW_FORMAT = "%F|%K|%o"
-"""squeue -r -o: array, index, script and its arguments; only the last may hold a `|`."""
+_DEFAULT_ARRAY_SIZE = 1001
 
 Submit = Callable[[Sequence[str]], str]
 
@@ -61,7 +70,7 @@ class Chunk:
         return format_numbers(number - self.offset for number in self.numbers)
 
 
-def chunks(numbers: Sequence[int], array_size: int) -> Iterator[Chunk]:
+def chunks(numbers: Iterable[int], array_size: int) -> Iterator[Chunk]:
     """Parts that fit into one array each. `array_size`: Slurm's MaxArraySize, one above the highest
     index. An index is the last digits of a task's number: %a can be padded, not added to."""
     digits = len(str(array_size)) - 1
@@ -80,61 +89,89 @@ def _pattern(prefix: int, digits: int) -> str:
     return f"{prefix:0{max(TASK_DIGITS - digits, 0)}d}{index}"
 
 
+def share_of_first(room: Optional[int], sizes: Sequence[int]) -> Optional[int]:
+    """How many tasks of the first of these arrays may run at once, so that all of them together run
+    no more than `room`: by its size, at least one, and one is kept for each of the others while
+    there is room for that. None: as many as it has."""
+    if room is None:
+        return None
+    by_size = room * sizes[0] // sum(sizes)
+    return min(room, sizes[0], max(1, min(by_size, room - len(sizes) + 1)))
+
+
+@dataclass
+class Outcome:
+    """What has become of tasks that were to be queued."""
+
+    arrays: list[ArrayRecord] = field(default_factory=list)
+    singles: list[int] = field(default_factory=list)
+    """Tasks that have got a job of their own, in no array."""
+    left: dict[int, str] = field(default_factory=dict)
+    """Task -> why it is not queued now; later it may be."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Task -> why Slurm does not take it, now or later."""
+
+    @property
+    def taken(self) -> list[int]:
+        """Tasks that are queued."""
+        return [*(number for array in self.arrays for number in array.numbers), *self.singles]
+
+    @property
+    def is_refused(self) -> bool:
+        """Nothing of it is queued, and nothing will be."""
+        return bool(self.refused) and not self.taken and not self.left
+
+    def leave(self, numbers: Iterable[int], why: str) -> None:
+        self.left.update(dict.fromkeys(numbers, why))
+
+    def refuse(self, numbers: Iterable[int], why: str) -> None:
+        self.refused.update(dict.fromkeys(numbers, why))
+
+
+def reasons(told: Mapping[int, str]) -> str:
+    """Of all these tasks, each once."""
+    return "; ".join(dict.fromkeys(told.values()))
+
+
 def submit_groups(
     layout: SweepLayout,
     tasks: Sequence[TaskRecord],
     *,
-    parallelism: Optional[int],
-    queued_by: str = BY_SUBMIT,
-) -> list[ArrayRecord]:
-    """Queue tasks of whichever groups, until Slurm takes no more; what is queued. Errors and
-    `parallelism` as in `submit_array`: of several groups each has its share."""
-    groups: dict[int, list[int]] = {}
-    for task in tasks:
-        groups.setdefault(task.group, []).append(task.number)
-    queued: list[ArrayRecord] = []
-    for group, numbers in groups.items():
-        share = parallelism and max(1, parallelism * len(numbers) // len(tasks))
-        taken = submit_array(layout, group, numbers, parallelism=share, queued_by=queued_by)
-        queued += taken
-        if sum(len(array.numbers) for array in taken) < len(numbers):
-            break
-    return queued
-
-
-def submit_array(
-    layout: SweepLayout,
-    group: int,
-    numbers: Sequence[int],
-    *,
-    parallelism: Optional[int],
+    room: Optional[int],
+    outcome: Outcome,
     queued_by: str = BY_SUBMIT,
     sbatch: Submit = submit,
     run: Runner = run_command,
-) -> list[ArrayRecord]:
-    """Queue these tasks of a group; what is queued, which may be a part of them or nothing where
-    there is a limit on jobs. RunError for a sweep that was cancelled, RefusedError where Slurm does
-    not take the group's script at all, UnclearError when nobody can say what became of an array.
+) -> None:
+    """Queue tasks of whichever groups; what has become of them is added to `outcome`. RunError for
+    a sweep that was cancelled. SchedulerError, which is no refusal, where nothing is queued yet;
+    once something is, the rest is left.
 
-    `parallelism`: how many may run at once; of several arrays each has its share, at least one.
+    `room`: how many of them may run at once; None: all. An array knows nothing of the others, so
+    each has its share of it, and one that there is no share for is left.
     """
-    if layout.closed.exists():
-        raise RunError(
-            f"`{layout.root}` was cancelled, and nothing of it is queued any more; `ftslurm resume "
-            f"{shlex.quote(str(layout.root))}` lets it go on"
-        )
-    if not numbers:
-        return []
-    array_size = read_array_size(run)
-    queued: list[ArrayRecord] = []
-    for chunk in chunks(numbers, array_size):
-        share = parallelism and max(1, parallelism * len(chunk.numbers) // len(set(numbers)))
-        ask = _Ask(layout, group, share, queued_by, sbatch)
-        taken = ask.as_many_as_fit(chunk)
-        queued += taken
-        if sum(len(array.numbers) for array in taken) < len(chunk.numbers):
-            break
-    return queued
+    if not tasks or room == 0:
+        outcome.leave([task.number for task in tasks], NO_ROOM)
+        return
+    try:
+        array_size = read_array_size(run)
+    except RefusedError as error:
+        outcome.refuse([task.number for task in tasks], str(error))
+        return
+    except SchedulerError as error:
+        if not outcome.taken:
+            raise
+        outcome.leave([task.number for task in tasks], str(error))
+        return
+    groups: dict[int, list[int]] = {}
+    for task in tasks:
+        groups.setdefault(task.group, []).append(task.number)
+    parts = [
+        _Part(group, chunk)
+        for group, numbers in groups.items()
+        for chunk in chunks(numbers, array_size)
+    ]
+    _Queue(layout, room, queued_by, sbatch, outcome, read_arrays(layout)).fill(parts)
 
 
 def read_array_size(run: Runner = run_command) -> int:
@@ -150,133 +187,134 @@ def read_array_size(run: Runner = run_command) -> int:
 
 
 @dataclass(frozen=True)
-class _Ask:
-    layout: SweepLayout
+class _Part:
     group: int
-    parallelism: Optional[int]
+    chunk: Chunk
+
+
+@dataclass
+class _Queue:
+    layout: SweepLayout
+    room: Optional[int]
     queued_by: str
     sbatch: Submit
+    outcome: Outcome
+    before: Sequence[ArrayRecord]
+    """What is on record, as it was at the beginning."""
 
-    def as_many_as_fit(self, chunk: Chunk) -> list[ArrayRecord]:
-        """Slurm takes an array whole or not at all: halves of it are tried until one task alone is
-        too much."""
-        queued: list[ArrayRecord] = []
-        left, size = chunk.numbers, len(chunk.numbers)
-        while left:
-            part = Chunk(chunk.offset, chunk.pattern, left[:size])
+    def fill(self, parts: Sequence[_Part]) -> None:
+        while parts:
+            part = parts[0]
             try:
-                queued.append(self._queue(part))
-                left = left[size:]
+                why = self._as_many_as_fit(part, [len(one.chunk.numbers) for one in parts])
+            except RefusedError as error:
+                if isinstance(error, NotReachedError):
+                    raise
+                same = self._open(one for one in parts if one.group == part.group)
+                if self._was_taken(part.group):  # it may be drained, or its QOS be edited
+                    self.outcome.leave(same, f"Slurm refuses it just now: {error}")
+                else:
+                    self.outcome.refuse(same, str(error))
+                parts = [one for one in parts if one.group != part.group]
+                continue
+            if why:
+                self.outcome.leave(self._open(parts), why)
+                return
+            parts = parts[1:]
+
+    def _open(self, parts: Iterable[_Part]) -> list[int]:
+        """Their tasks that are not queued."""
+        taken = set(self.outcome.taken)
+        return [number for part in parts for number in part.chunk.numbers if number not in taken]
+
+    def _as_many_as_fit(self, part: _Part, sizes: Sequence[int]) -> str:
+        """Slurm takes an array whole or not at all: halves of it are tried until one task alone is
+        too much. Why something is left of it; empty: nothing is."""
+        share = share_of_first(self.room, sizes)
+        left, size, why = part.chunk.numbers, self._first_size(part), ""
+        while left:
+            if share == 0:
+                return why or NO_ROOM
+            chunk = Chunk(part.chunk.offset, part.chunk.pattern, left[:size])
+            try:
+                at_once = self._queue(part.group, chunk, share)
+            except FullError:
+                return NO_PLACE
             except LimitError:
-                if len(part.numbers) == 1:
-                    break
-                size = len(part.numbers) // 2
-        return queued
+                why = AT_LIMIT
+                if len(chunk.numbers) == 1:
+                    return why
+                size = len(chunk.numbers) // 2
+                continue
+            except (NotReachedError, UnclearError) as error:
+                if not self.outcome.taken:
+                    raise
+                return str(error)
+            left = left[size:]
+            if share is not None and self.room is not None:
+                share, self.room = share - at_once, self.room - at_once
+        return ""
 
-    def _queue(self, chunk: Chunk) -> ArrayRecord:
-        layout, group, numbers = self.layout, self.group, chunk.numbers
-        add_array(layout, ASKED, group, numbers, offset=chunk.offset)
+    def _first_size(self, part: _Part) -> int:
+        """Of the first array that is asked for: half of what Slurm had no place for last, as an
+        answer takes minutes then, and the lock is let go in between."""
+        same = [one for one in self.before if one.group == part.group and one.event != ASKED]
+        if not same or same[-1].event != FULL:
+            return len(part.chunk.numbers)
+        return max(1, min(len(same[-1].numbers) // 2, len(part.chunk.numbers)))
+
+    def _was_taken(self, group: int) -> bool:
+        queued = [one.group for one in self.before if one.event == QUEUED]
+        return group in (*queued, *(one.group for one in self.outcome.arrays))
+
+    def _queue(self, group: int, chunk: Chunk, share: Optional[int]) -> int:
+        """How many of these tasks may run at once."""
+        require_open(self.layout)
+        at_once = len(chunk.numbers) if share is None else min(share, len(chunk.numbers))
+        limit = None if share is None else at_once
+        array = add_array(
+            self.layout, ASKED, group, chunk.numbers, offset=chunk.offset, at_once=limit
+        )
         try:
-            array_id = self.sbatch(self._arguments(chunk))
-        except RefusedError:
-            add_array(layout, REFUSED, group, numbers, offset=chunk.offset)
+            array_id = self.sbatch(self._arguments(group, chunk, limit))
+        except RefusedError as error:
+            event = FULL if isinstance(error, FullError) else REFUSED
+            add_array(self.layout, event, group, chunk.numbers, offset=chunk.offset)
             raise
-        return _note(layout, group, numbers, chunk.offset, array_id, self.queued_by)
+        self.outcome.arrays.append(note_array(self.layout, array, array_id, self.queued_by))
+        return at_once
 
-    def _arguments(self, chunk: Chunk) -> list[str]:
+    def _arguments(self, group: int, chunk: Chunk, limit: Optional[int]) -> list[str]:
         layout = self.layout
-        at_once = f"%{self.parallelism}" if self.parallelism else ""
+        script = layout.group_script(group, chunk.offset)
+        if chunk.offset and not script.exists():
+            write_atomic(script, layout.group_script(group).read_bytes())
+        at_once = f"%{limit}" if limit else ""
         log = f"{layout.root}/{layout.sweep_id}-{chunk.pattern}/submit/%A_%a.out"
         return [
             "--parsable",
-            *shlex.split(layout.group_arguments(self.group).read_text()),
+            *shlex.split(layout.group_arguments(group).read_text()),
             f"--array={chunk.indexes}{at_once}",
             f"--output={log}",
-            str(layout.group_script(self.group)),
+            str(script),
             str(chunk.offset),
         ]
 
 
-def _note(
-    layout: SweepLayout,
-    group: int,
-    numbers: Sequence[int],
-    offset: int,
-    array_id: str,
-    queued_by: str,
+def note_array(
+    layout: SweepLayout, asked: ArrayRecord, array_id: str, queued_by: str
 ) -> ArrayRecord:
+    """Write down the answer to what was asked."""
     # Last the answer: until it is there, the array is looked for again and all its tasks noted.
-    for number in numbers:
-        job_id = f"{array_id}_{number - offset}"
+    for number in asked.numbers:
+        job_id = f"{array_id}_{number - asked.offset}"
         add_job(layout.task(number), job_id, scheduler="slurm", queued_by=queued_by)
-    return add_array(layout, QUEUED, group, numbers, offset=offset, array_id=array_id)
-
-
-def find_lost(layout: SweepLayout, *, run: Runner = run_command) -> list[ArrayRecord]:
-    """The arrays that were asked for by somebody who did not live to write down the answer, now on
-    record; what Slurm has not is on record as refused. SchedulerError when nobody can say.
-
-    Slurm shows jobs for MinJobAge after their end. A task that has begun is told by its own run,
-    whose batch script writes the job down, for as long as the run is there.
-    """
-    arrays = read_arrays(layout)
-    lost = unanswered(arrays)
-    if not lost:
-        return []
-    argv = ["squeue", "--noheader", "--me", "--all", "--array", "--states=all"]
-    rows = _rows(checked(run, [*argv, f"--format={_ROW_FORMAT}"], TIMEOUT_S))
-    known = {array.array_id for array in arrays if array.array_id}
-    found: list[ArrayRecord] = []
-    for array in lost:
-        array_id = _find(layout, array, rows, known)
-        if array_id is None:
-            add_array(layout, REFUSED, array.group, array.numbers, offset=array.offset)
-            continue
-        known.add(array_id)
-        found.append(_note(layout, array.group, array.numbers, array.offset, array_id, BY_SUBMIT))
-    return found
-
-
-def find_singles(layout: SweepLayout, *, run: Runner = run_command) -> list[str]:
-    """Waiting jobs of single tasks that nobody has written down, now on record: successors whose
-    submission got no answer. SchedulerError when nobody can say."""
-    argv = ["squeue", "--noheader", "--me", "--all", "--states=PENDING", "--format=%i|%o"]
-    rows = [line.strip().partition("|") for line in checked(run, argv, TIMEOUT_S).splitlines()]
-    found = []
-    for job_id, _, command in rows:
-        task = RunLayout(Path(command).parent.parent)
-        if task.root.parent != layout.root or Path(command) != task.script:
-            continue
-        if job_id not in {job.job_id for job in read_jobs(task)}:
-            add_job(task, job_id, scheduler="slurm", queued_by=BY_BATCH)
-            found.append(job_id)
-    return found
-
-
-def _rows(shown: str) -> Mapping[str, dict[str, set[int]]]:
-    """Command of the script -> array -> indexes that there are of it."""
-    found: dict[str, dict[str, set[int]]] = {}
-    for line in shown.splitlines():
-        array_id, index, command = [*line.strip().split("|", 2), "", ""][:3]
-        if index.isdigit():  # `N/A` is what is left of those that never began
-            found.setdefault(command, {}).setdefault(array_id, set()).add(int(index))
-    return found
-
-
-def _find(
-    layout: SweepLayout,
-    array: ArrayRecord,
-    rows: Mapping[str, dict[str, set[int]]],
-    known: set[str],
-) -> Optional[str]:
-    script: Path = layout.group_script(array.group)
-    wanted = {number - array.offset for number in array.numbers}
-    for array_id, indexes in rows.get(f"{script} {array.offset}", {}).items():
-        if array_id not in known and indexes <= wanted:
-            return array_id
-    for number in array.numbers:
-        for job in read_jobs(layout.task(number)):
-            array_id, _, index = job.job_id.partition("_")
-            if array_id not in known and index == str(number - array.offset):
-                return array_id
-    return None
+    return add_array(
+        layout,
+        QUEUED,
+        asked.group,
+        asked.numbers,
+        offset=asked.offset,
+        array_id=array_id,
+        at_once=asked.at_once,
+    )

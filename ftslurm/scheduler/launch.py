@@ -156,16 +156,18 @@ def looks_argv(cluster: ClusterSpec, nodes: Sequence[str]) -> list[str]:
 def _beside(nodes: int, name: str) -> list[str]:
     """One process a node beside the ranks: it takes nothing from them, and lives on when a node is
     lost or another one ends."""
+    return one_a_node(nodes, name, ["--overlap", "--mem=0", "--cpu-bind=none", "--no-kill"])
+
+
+def one_a_node(nodes: int, name: str, options: Sequence[str]) -> list[str]:
+    """One process on each of so many nodes; one that ends, ends no other."""
     return [
         "srun",
         f"--job-name={name}",
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
-        "--overlap",
-        "--mem=0",
-        "--cpu-bind=none",
-        "--no-kill",
+        *options,
         "--kill-on-bad-exit=0",
         "--wait=0",
     ]

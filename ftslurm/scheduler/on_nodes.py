@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Callable, Optional
 
 from ftslurm.errors import SchedulerError
+from ftslurm.scheduler.launch import one_a_node
 from ftslurm.scheduler.slurm import clean_environment, run_command
 
 MINUTES = 4
@@ -42,21 +43,8 @@ def on_nodes_argv(
         place = [f"--time={MINUTES}"]
         place += [f"--partition={partition}"] if partition else []
         place += [f"--qos={qos}"] if qos else []
-    return [
-        "srun",
-        f"--job-name={name}",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        *place,
-        "--input=all",
-        "--export=ALL",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        *command,
-    ]
+    options = [*place, "--input=all", "--export=ALL", "--cpu-bind=none", "--mpi=none"]
+    return [*one_a_node(nodes, name, options), *command]
 
 
 class OnNodes:

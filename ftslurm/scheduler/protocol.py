@@ -145,6 +145,9 @@ class Site:
     """A job's QOS says how it makes room, and its partition nothing (preempt/qos)."""
     qos_grace_s: dict[str, int] = field(default_factory=dict)
     qos_preempt_mode: dict[str, str] = field(default_factory=dict)
+    default_qos: dict[str, str] = field(default_factory=dict)
+    """Account -> QOS of the user's jobs that name none; under an empty name of those that name no
+    account either. As far as it is told."""
     """The same by QOS; empty where they do not count, or accounting does not tell."""
     max_time_s: dict[str, Optional[int]] = field(default_factory=dict)
     """Partition -> longest limit; None: unlimited."""

@@ -43,10 +43,9 @@ _LOST_ANSWER = re.compile(
 _NOT_REACHED = re.compile(r"connect failure|connection refused", re.IGNORECASE)
 
 # `AssocMaxSubmitJobLimit`, `QOSMaxSubmitJobPerUserLimit` come at once, for the whole array where
-# only a part of it is too much; the other two when MaxJobCount is reached (22.05, seen).
-_TOO_MANY = re.compile(
-    r"Submit\w*Limit|temporarily un(able to accept job|available)|job queue full", re.IGNORECASE
-)
+# only a part of it is too much; the others when MaxJobCount is reached (22.05, seen).
+_TOO_MANY = re.compile(r"Submit\w*Limit", re.IGNORECASE)
+_FULL = re.compile(r"temporarily un(able to accept job|available)|job queue full", re.IGNORECASE)
 
 _EXCLUDE = "--exclude="
 
@@ -62,6 +61,10 @@ class NotReachedError(RefusedError):
 class LimitError(RefusedError):
     """There is no job because there are as many as Slurm lets be queued: fewer may be taken, and
     the same later."""
+
+
+class FullError(LimitError):
+    """MaxJobCount is reached, whoever's jobs these are: sbatch has waited two minutes to say so."""
 
 
 class UnclearError(SchedulerError):
@@ -122,6 +125,8 @@ def submit(arguments: Sequence[str], *, environ: Optional[Mapping[str, str]] = N
 def _kind(said: str) -> type[RefusedError]:
     if _NOT_REACHED.search(said):
         return NotReachedError
+    if _FULL.search(said):
+        return FullError
     return LimitError if _TOO_MANY.search(said) else RefusedError
 
 

@@ -15,6 +15,7 @@ from typing import Optional
 from ftslurm.doctor.cheap import cheap_findings
 from ftslurm.errors import warn
 from ftslurm.run.spec import RunSpec
+from ftslurm.submit.entry_name import missing_function
 from ftslurm.submit.freeze import Plan, require_entry
 from ftslurm.submit.program_files import check_program, left_behind
 from ftslurm.submit.refuse import (
@@ -46,6 +47,7 @@ class Checks:
         self._say = say
         self._said: set[str] = set()
         self._entries: set[tuple[object, ...]] = set()
+        self._looked_into: set[str] = set()
         self._is_unseen_said = False
         self._is_doctor_asked = False
 
@@ -63,6 +65,9 @@ class Checks:
 
     def plan(self, plan: Plan) -> None:
         spec, snapshot = plan.spec, plan.snapshot
+        if spec.entry not in self._looked_into:
+            self._looked_into.add(spec.entry)
+            self._warn(missing_function(snapshot, spec.entry))
         self._warn(refuse_storage(spec, self._storage, self._runs_dir))
         cost = save_cost(spec, self._runs_dir, self._earlier)
         refuse_slow_save(cost, plan.emergency_deadline_s)

@@ -7,7 +7,6 @@ Prints the job id and the run directory. A dry run shows what would be done and 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import shutil
 import sys
@@ -17,18 +16,21 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, UsageError, warn
+from ftslurm.recovery.ending import Ending
+from ftslurm.recovery.on_record import jobs_on_record
 from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.record import read_record
+from ftslurm.run.record import find_run, read_record
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Scheduler
 from ftslurm.scheduler.sbatch import RefusedError
 from ftslurm.submit.checks import Checks
 from ftslurm.submit.compose import compose_run
-from ftslurm.submit.follow import Ending, Follower, job_to_watch
+from ftslurm.submit.follow import Follower
 from ftslurm.submit.freeze import Plan, freeze, plan_run
 from ftslurm.submit.place import open_choices, say_opened, site_of
 from ftslurm.submit.program_files import with_program
+from ftslurm.submit.say import print_json, speaker
 
 _EPILOG = """examples:
   ftslurm submit experiment=main --wait           a first run, followed to its end
@@ -50,7 +52,7 @@ whole rank, without torch (see ftslurm/submit/rank.py)."""
 def main(argv: Optional[list[str]] = None) -> int:
     typed = sys.argv[2:] if argv is None else argv
     options = _options(typed)
-    say = speaker(options)
+    say = speaker(as_json=options.json)
     if options.multirun:
         from ftslurm.submit.sweep_command import submit_sweep
 
@@ -58,13 +60,8 @@ def main(argv: Optional[list[str]] = None) -> int:
     if options.follow is not None:
         if options.overrides or options.dry_run:
             raise UsageError("--follow takes a run directory only; overrides are for a new run")
-        return _follow(RunLayout(options.follow.absolute()), options, say)
+        return _follow(RunLayout(find_run(options.follow)), options, say)
     return submit_new(options, say)
-
-
-def speaker(options: argparse.Namespace) -> Callable[[str], None]:
-    """Where talk goes: not between the JSON."""
-    return _to_stderr if options.json else _to_stdout
 
 
 def submit_new(
@@ -80,7 +77,7 @@ def submit_new(
         return _follow(plan.layout, options, say)
     say(f"follow it:     ftslurm submit --follow {shlex.quote(str(plan.layout.root))}")
     if options.json:
-        _print_json(_identity(plan.layout, job_id))
+        print_json(_identity(plan.layout, job_id))
     return EXIT_OK
 
 
@@ -98,7 +95,11 @@ def _options(argv: list[str]) -> argparse.Namespace:
         help="with --wait: preempt the run once on purpose, when a step is committed "
         "(also as the override drill=true)",
     )
-    parser.add_argument("--follow", type=Path, metavar="RUN", help="follow a run submitted before")
+    parser.add_argument(
+        "--follow",
+        metavar="RUN",
+        help="follow a run submitted before: its directory, or its id under ./runs",
+    )
     parser.add_argument(
         "-m",
         "--multirun",
@@ -163,7 +164,7 @@ def _plan(
 
 def _show_plan(plan: Plan, say: Callable[[str], None], *, as_json: bool) -> None:
     if as_json:
-        _print_json(
+        print_json(
             {
                 **_identity(plan.layout, None),
                 "command": plan.command,
@@ -222,15 +223,13 @@ def _submit(plan: Plan, scheduler: Scheduler, say: Callable[[str], None]) -> str
 
 def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str], None]) -> int:
     record = read_record(layout)
-    spec, job_id = record.spec, job_to_watch(layout)
-    if job_id is None:
+    if not jobs_on_record(layout, record.scheduler).jobs:
         raise RunError(f"`{layout.root}` is no run that was submitted; no job of it is known")
     follower = Follower(
         layout,
         open_scheduler(record.scheduler, run_dir=layout.root),
-        job_id,
         lambda text: say(f"{time.strftime('%H:%M:%S')}  {text}"),
-        drill_signal=spec.cluster.signal if options.drill else None,
+        drill_signal=record.spec.cluster.signal if options.drill else None,
     )
     try:
         ending = follower.follow()
@@ -241,7 +240,7 @@ def _follow(layout: RunLayout, options: argparse.Namespace, say: Callable[[str],
     say(f"run {layout.root.name} {ending.text}")
     say(f"run directory: {layout.root}")
     if options.json:
-        _print_json(_result(layout, job_id, ending))
+        print_json(_result(layout, follower.job_id, ending))
     return EXIT_OK if ending.finished else EXIT_FAILED
 
 
@@ -261,15 +260,3 @@ def _result(layout: RunLayout, job_id: str, ending: Ending) -> dict[str, Any]:
         "attempts": ending.attempts,
         "text": ending.text,
     }
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    print(json.dumps(record, indent=1, sort_keys=True))  # noqa: T201
-
-
-def _to_stdout(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -2,13 +2,12 @@
 
 The plugin `ftslurm` (entry points in pyproject.toml) submits run directories that `ftslurm submit`
 has frozen, one, or tasks of a sweep as arrays; the scripts were rendered then and are used as they
-are. A
-parameter that would have no effect is an error. Nothing here requeues, and no handler of ours does
-more than set the stop flag.
+are. A parameter that would have no effect is an error. Nothing here requeues, and no handler of
+ours does more than set the stop flag.
 
 Overridden private names of submitit 1.5: `_internal_process_submissions`,
 `_internal_update_parameters`, `_valid_parameters`, `_handle_signals`; of the local executor
-`_submit_command`.
+`_submit_command`. `_delayed_batch` is read.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from ftslurm.run.spec import RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
-from ftslurm.scheduler.arrays import submit_groups
+from ftslurm.scheduler.arrays import Outcome, reasons
 from ftslurm.scheduler.local import run_batch
-from ftslurm.scheduler.sbatch import frozen_arguments, scrubbed, submit
+from ftslurm.scheduler.sbatch import RefusedError, frozen_arguments, scrubbed, submit
 from ftslurm.submit.rank import TrainCall
 
 NAME = "ftslurm"
@@ -55,6 +54,8 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
     def __init__(self, folder: Union[str, Path]) -> None:
         # Not SlurmExecutor's: it refuses the affinity that keeps this class out of auto-detection.
         PicklingExecutor.__init__(self, folder)
+        self.outcome = Outcome()
+        """Of the tasks of a sweep that were submitted last."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -77,12 +78,14 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
     def _internal_process_submissions(
         self, delayed_submissions: list[DelayedSubmission]
     ) -> list[SlurmJob]:
-        """Of tasks of a sweep, at a limit on jobs only those that Slurm has taken."""
+        """Of tasks of a sweep only those that Slurm has taken, in the order of the submissions;
+        `outcome` tells of the others. RefusedError where it takes none, now or later; RunError
+        where a batch is not taken whole."""
         runs = [self._frozen_run(delayed) for delayed in delayed_submissions]
         sweeps = {run.root.parent for run in runs}
         sweep = SweepLayout(sweeps.pop())
         if not sweeps and sweep.sweep_json.is_file():
-            return self._submit_tasks(sweep, {run.root.name for run in runs})
+            return self._submit_tasks(sweep, [run.root.name for run in runs])
         if len(runs) > 1:
             raise UsageError(
                 f"executor `{NAME}` takes runs one by one, or tasks of one sweep together: make "
@@ -90,15 +93,30 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
             )
         return [_job(runs[0], submit(frozen_arguments(runs[0])))]
 
-    def _submit_tasks(self, sweep: SweepLayout, run_ids: set[str]) -> list[SlurmJob]:
-        tasks = [task for task in read_tasks(sweep) if task.run_id in run_ids]
+    def _submit_tasks(self, sweep: SweepLayout, run_ids: Sequence[str]) -> list[SlurmJob]:
+        # Here: each rank loads this module, and has no use for that.
+        from ftslurm.sweep.queue import queue_tasks
+
+        wanted = set(run_ids)
+        tasks = [task for task in read_tasks(sweep) if task.run_id in wanted]
         parallelism = self.parameters.get("array_parallelism")
-        queued = submit_groups(sweep, tasks, parallelism=parallelism and int(parallelism))
-        return [
-            _job(sweep.task(number), array.job_id(number))
-            for array in queued
+        self.outcome = queue_tasks(sweep, tasks, parallelism=parallelism and int(parallelism))
+        if self.outcome.is_refused:
+            raise RefusedError(reasons(self.outcome.refused))
+        jobs = {
+            sweep.task_id(number): _job(sweep.task(number), array.job_id(number))
+            for array in self.outcome.arrays
             for number in array.numbers
-        ]
+            if sweep.task_id(number) in wanted
+        }
+        if self._delayed_batch is not None and len(jobs) < len(wanted):
+            # A batch gives its handles away by their places alone.
+            why = reasons({**self.outcome.left, **self.outcome.refused})
+            raise RunError(
+                f"{len(jobs)} of {len(wanted)} tasks of `{sweep.root}` are queued, and this batch "
+                f"has no handles of them: {why}; `map_array` gives those that there are"
+            )
+        return [jobs[run_id] for run_id in run_ids if run_id in jobs]
 
     def _frozen_run(self, delayed: DelayedSubmission) -> RunLayout:
         if not isinstance(delayed.function, TrainCall) or delayed.kwargs or len(delayed.args) > 1:
@@ -194,14 +212,17 @@ def write_call(folder: Path) -> None:
     DelayedSubmission(TrainCall()).dump(folder / CALL)
 
 
-def submit_tasks(layout: SweepLayout, numbers: Sequence[int], *, parallelism: Optional[int]) -> int:
-    """Hand tasks of a sweep over to Slurm; how many it has taken. The caller holds the lock."""
+def submit_tasks(
+    layout: SweepLayout, numbers: Sequence[int], *, parallelism: Optional[int]
+) -> Outcome:
+    """Hand tasks of a sweep over to Slurm; what has become of them. RefusedError where none of them
+    is queued or will be. The caller holds the lock."""
     _require_plugin()
     executor = FtslurmExecutor(layout.submit)
     if parallelism is not None:
         executor.update_parameters(array_parallelism=parallelism)
-    runs = [str(layout.task(number).root) for number in numbers]
-    return len(executor.map_array(TrainCall(), runs))
+    executor.map_array(TrainCall(), [str(layout.task(number).root) for number in numbers])
+    return executor.outcome
 
 
 def submit_run(layout: RunLayout, scheduler: str) -> str:

@@ -1,26 +1,26 @@
 """Watch a submitted run until it has ended: reads the run directory, asks the scheduler, says news.
 
-A run may have one job after the other; the one that is watched is the one that runs, else the
-newest. What is news is decided from two views, values alone; the loop looks, backs off, and does
-the two things a watcher may: shorten the wait of a requeued job, and, when a drill was asked for,
-send the ranks the signal that a preemption would.
+A run may have one job after the other; which one is watched is decided in recovery/job_meant.py.
+What is news is decided from two views, values alone; the loop looks, backs off, and does the two
+things a watcher may: shorten the wait of a requeued job, and, when a drill was asked for, send the
+ranks the signal that a preemption would.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Optional
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.recovery.ending import UNSEEN_S, Belief, Ending, View, out_of_sight
-from ftslurm.recovery.view import job_to_watch, later_job, read_view, takes_over
+from ftslurm.recovery.on_record import ask_for_jobs
+from ftslurm.recovery.view import read_view
 from ftslurm.run.attempts import Progress
 from ftslurm.run.layout import RunLayout
-from ftslurm.scheduler.protocol import JobState, Scheduler
-
-__all__ = ["Ending", "Follower", "job_to_watch"]
+from ftslurm.scheduler.hasten import hasten_once
+from ftslurm.scheduler.protocol import SECOND_LOOK_S, JobState, Scheduler
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
@@ -33,20 +33,16 @@ LAST_WORD_S = 5.0
 LAST_WORD_PAUSE_S = 0.5
 
 
-def look(layout: RunLayout, scheduler: Scheduler, job_id: str) -> View:
-    """`job_id`: the job that was watched so far."""
-    job = scheduler.job_state(job_id)
-    later = later_job(layout, job_id)
-    if later is not None:
-        next_job = scheduler.job_state(later)
-        if takes_over(layout, later, next_job, job):
-            job_id, job = later, next_job
-    return read_view(layout, job_id, job)
+def look(layout: RunLayout, scheduler: Scheduler) -> View:
+    on_record, states = ask_for_jobs(layout, scheduler)
+    return read_view(layout, on_record, states)
 
 
 def news(before: View, after: View) -> Iterator[str]:
     """What a person wants to hear of the change from one view to the next."""
-    if before.job_id and after.job_id != before.job_id:
+    is_other = before.job_id and after.job_id != before.job_id and after.job.is_known
+    has_begun = after.begun_last == after.job_id != before.begun_last
+    if is_other and (has_begun or not after.job.is_over):
         yield f"the run goes on in job {after.job_id}"
     if after.job != before.job and after.job.is_known:
         reason = f" ({after.job.reason})" if after.job.reason not in ("", "None") else ""
@@ -86,14 +82,14 @@ class Follower:
 
     layout: RunLayout
     scheduler: Scheduler
-    job_id: str
-    """Of the job to begin with, then of the one that is watched."""
     say: Callable[[str], None]
     drill_signal: Optional[str] = None
     """Send it once to the ranks, as a preemption would."""
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
     hastened: bool = False
+    job_id: str = field(default="", init=False)
+    """Of the job that is watched."""
 
     def follow(self) -> Ending:
         """Say news until the run has ended; how it went."""
@@ -132,7 +128,7 @@ class Follower:
         """None when the files cannot be read now: they are replaced while they are read (ESTALE on
         NFS). RunError when that has gone on since `seen_at` for too long."""
         try:
-            return look(self.layout, self.scheduler, self.job_id)
+            return look(self.layout, self.scheduler)
         except OSError as error:
             if self.now() - seen_at > UNSEEN_S[self.scheduler.name]:
                 raise RunError(
@@ -145,7 +141,7 @@ class Follower:
         is_first = belief.bad_end is None
         end = belief.of(view, self.now())
         patience_s = belief.patience_s(view)
-        if is_first and belief.bad_end is not None and patience_s:
+        if is_first and belief.bad_end is not None and patience_s > SECOND_LOOK_S:
             self.say(f"nothing says yet how the run ended; looking on for {patience_s:g} s")
         return end
 
@@ -159,18 +155,16 @@ class Follower:
         return end
 
     def _hasten(self, view: View) -> None:
-        """Once for each wait: asking again would put the start off again."""
-        if not (view.job.word == "PENDING" and view.job.reason == "BeginTime" and view.attempts):
-            self.hastened = False
-        elif not self.hastened and self._is_hastened():
-            self.hastened = True
+        before = self.hastened
+        self.hastened = hasten_once(
+            self.scheduler,
+            self.job_id,
+            view.job,
+            is_done=before,
+            has_begun=view.begun_last == view.job_id,
+        )
+        if self.hastened and not before:
             self.say("asked Slurm to start the requeued job in seconds, not after its 2 minutes")
-
-    def _is_hastened(self) -> bool:
-        try:
-            return self.scheduler.hasten(self.job_id)
-        except SchedulerError:
-            return False  # the job starts all the same, only later; the next look asks again
 
     def _drill(self, view: View) -> None:
         if self.drill_signal is None or not is_ripe_for_drill(view):

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Optional
 
 from ftslurm.errors import UsageError
-from ftslurm.submit.command import add_options, speaker, submit_new
+from ftslurm.submit.command import add_options, submit_new
 from ftslurm.submit.program_keys import LOOP_ONLY, OF_CHECKPOINT
+from ftslurm.submit.say import speaker
 
 _EPILOG = """examples:
   ftslurm run -- python train.py --epochs 10
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         )
     for word in options.overrides:
         _check_override(word)
-    return submit_new(options, speaker(options), program=program)
+    return submit_new(options, speaker(as_json=options.json), program=program)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], Optional[list[str]]]:

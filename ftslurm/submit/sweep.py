@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.errors import FtslurmError, RunError, SpecError, UsageError, warn
-from ftslurm.run.jobs import BY_SUBMIT
+from ftslurm.errors import FtslurmError, RunError, SchedulerError, SpecError, UsageError, warn
+from ftslurm.run.jobs import BY_SUBMIT, read_jobs
 from ftslurm.run.spec import RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import QUEUED, SweepRecord, TaskRecord, read_arrays
+from ftslurm.run.sweep_record import QUEUED, SweepRecord, TaskRecord, read_arrays, unanswered
+from ftslurm.scheduler.arrays import Outcome
 from ftslurm.scheduler.protocol import Scheduler, Site
-from ftslurm.scheduler.sbatch import RefusedError
+from ftslurm.scheduler.sbatch import UnclearError
 from ftslurm.submit.checks import Checks
-from ftslurm.submit.continue_by import settle_continue_by
 from ftslurm.submit.dataset import wanted_dataset
 from ftslurm.submit.freeze import Given, Plan, check_place, make_run_id, plan_at
 from ftslurm.submit.groups import Groups
@@ -107,7 +107,6 @@ class Sweep:
             created_at=now,
             kind=kind,
             scheduler=scheduler.name,
-            continue_by="",  # settled with the first task
             sweeper=sweeper,
             command=tuple(command),
             folder=str(folder),
@@ -133,8 +132,11 @@ class Sweep:
                 raise type(error)(f"task {task.number} ({what}): {error}") from None
         return plans
 
-    def launch(self, tasks: Sequence[Task], *, say: Callable[[str], None] = warn) -> None:
-        """Plan, freeze and queue these tasks; on this machine, run them to their end."""
+    def launch(self, tasks: Sequence[Task], *, say: Callable[[str], None] = warn) -> Outcome:
+        """Plan, freeze and queue these tasks; on this machine, run them to their end, which is said
+        as it goes. RefusedError, and of a sweep's first tasks nothing stays, where none of them is
+        queued or will be; RunError, which says how far it came, where a file of theirs could not
+        be written or read."""
         numbers = [task.number for task in tasks]
         if len(set(numbers)) < len(numbers) or self._numbers & set(numbers):
             raise RunError(f"a task of `{self.layout.sweep_id}` was given twice; number them anew")
@@ -142,7 +144,7 @@ class Sweep:
         groups = [self._groups.of(plan) for plan in plans]
         is_first = not self._numbers
         self._files.write(
-            self._sweep_record(plans[0]),
+            self.record,
             self._groups,
             [
                 Frozen(plan, _record(task, plan, group), task.files)
@@ -150,10 +152,44 @@ class Sweep:
             ],
         )
         self._numbers.update(numbers)
+        try:
+            if self._scheduler.name == "local":
+                say(f"sweep {self.layout.sweep_id}: {len(numbers)} tasks run on this machine")
+                say(f"sweep folder:  {self.layout.root}")
+                return self._run_here(numbers, say)
+            return self._queue(numbers, is_first=is_first)
+        except OSError as error:
+            # An OSError means `try again` to whoever submits, and would run all of them twice.
+            raise RunError(self._broken_off(tasks, error)) from None
+
+    def _broken_off(self, tasks: Sequence[Task], error: OSError) -> str:
+        name = shlex.quote(str(self.layout.root))
+        try:
+            return self.how_far(tasks, f"broken off by {error}")
+        except OSError:
+            return (
+                f"broken off by {error}: tasks may be queued; do not submit them again, look with "
+                f"`ftslurm status {name}`, and `ftslurm resume {name}` queues the others"
+            )
+
+    def how_far(self, tasks: Sequence[Task], why: str = "interrupted") -> str:
+        """What to say of a launch of these tasks that was broken off."""
+        layout, numbers = self.layout, [task.number for task in tasks]
+        if not self._numbers.issuperset(numbers) or not layout.root.exists():
+            return f"{why} before anything was queued; nothing is left of these tasks"
+        asked = {number for array in unanswered(read_arrays(layout)) for number in array.numbers}
+        jobs = [number for number in numbers if read_jobs(layout.task(number))]
+        name, count = shlex.quote(str(layout.root)), f"{len(jobs)} of {len(numbers)} tasks"
         if self._scheduler.name == "local":
-            self._run_here(numbers)
+            told = f"{count} were started, and what still runs goes on; the others are run"
         else:
-            self._queue(numbers, say, is_first=is_first)
+            unknown = len(asked.intersection(numbers).difference(jobs))
+            maybe = f", {unknown} more may be" if unknown else ""
+            told = f"{count} are queued{maybe}, and they go on; the others are queued"
+        return (
+            f"{why}: {told} by `ftslurm resume {name}`; look with `ftslurm status {name}`, "
+            f"end all with `ftslurm cancel {name}`"
+        )
 
     def _plan_snapshot(self, tasks: Sequence[Task]) -> Snapshot:
         asked = dict.fromkeys((task.spec.entry, tuple(task.spec.program)) for task in tasks)
@@ -200,41 +236,43 @@ class Sweep:
                 f"`{self._scheduler.name}`; the tasks of a sweep go to one"
             )
 
-    def _sweep_record(self, plan: Plan) -> SweepRecord:
-        return SweepRecord(
-            **{**vars(self.record), "continue_by": settle_continue_by(plan.spec, self._site)}
-        )
-
-    def _queue(self, numbers: Sequence[int], say: Callable[[str], None], *, is_first: bool) -> None:
+    def _queue(self, numbers: Sequence[int], *, is_first: bool) -> Outcome:
         from ftslurm.submit.executor import submit_tasks
 
         layout = self.layout
         try:
             with queueing(layout, wait_s=60):
-                count = submit_tasks(layout, numbers, parallelism=self.record.parallelism)
-        except RefusedError:
+                return submit_tasks(layout, numbers, parallelism=self.record.parallelism)
+        except (SchedulerError, KeyboardInterrupt) as error:
             # As with a run: nothing stays where there is certainly no job.
-            if is_first and not any(array.event == QUEUED for array in read_arrays(layout)):
+            if is_first and not _has_jobs(layout):
                 shutil.rmtree(layout.root)
+            if isinstance(error, UnclearError):
+                resume = f"`ftslurm resume {shlex.quote(str(layout.root))}`"
+                raise UnclearError(f"{error}; later {resume} looks for it too") from None
             raise
-        if count < len(numbers):
-            say(
-                f"{count} of {len(numbers)} tasks are queued, Slurm takes no more jobs of yours "
-                "just now; the others follow as room appears while this sweep is followed, or by "
-                f"`ftslurm resume {shlex.quote(str(layout.root))}`"
-            )
 
-    def _run_here(self, numbers: Sequence[int]) -> None:
+    def _run_here(self, numbers: Sequence[int], say: Callable[[str], None]) -> Outcome:
         from ftslurm.submit.executor import submit_run
 
         with queueing(self.layout):
-            run_here(
+            begun = run_here(
                 self.layout,
                 numbers,
                 at_once=self.record.parallelism or 1,
                 start=lambda run: submit_run(run, "local"),
                 queued_by=BY_SUBMIT,
+                say=say,
             )
+        outcome = Outcome(singles=begun)
+        outcome.leave(sorted({*numbers} - {*begun}), "the sweep was cancelled")
+        return outcome
+
+
+def _has_jobs(layout: SweepLayout) -> bool:
+    """Or may have."""
+    arrays = read_arrays(layout)
+    return bool(unanswered(arrays)) or any(array.event == QUEUED for array in arrays)
 
 
 def _record(task: Task, plan: Plan, group: int) -> TaskRecord:

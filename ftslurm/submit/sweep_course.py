@@ -21,6 +21,7 @@ from ftslurm.scheduler import open_scheduler
 from ftslurm.submit.place import site_of
 
 if TYPE_CHECKING:
+    from ftslurm.scheduler.arrays import Outcome
     from ftslurm.submit.freeze import Plan
     from ftslurm.submit.sweep import Sweep, Task
 
@@ -93,22 +94,54 @@ class Course:
         return self._sweep.plan(tasks)
 
     def launch(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """Submit; wait for the tasks, unless detached."""
+        """Submit; wait for the tasks, unless detached. What Slurm does not take, now or later, has
+        failed, detached or not. What a limit has left has not: detached, a sentence names the
+        command that queues it, and `ftslurm status` goes on to show it as not queued.
+
+        RefusedError, and nothing stays of a first launch, where nothing at all is queued."""
         assert self._sweep is not None, "begin comes first"
         layout = self._sweep.layout
-        self._sweep.launch(tasks, say=self._say)
-        count = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
-        self._say(f"sweep {layout.sweep_id}: {count} submitted")
-        self._say(f"sweep folder:  {layout.root}")
+        try:
+            outcome = self._sweep.launch(tasks, say=self._say)
+        except KeyboardInterrupt:
+            self._say(self._sweep.how_far(tasks))
+            raise
+        if self._sweep.record.scheduler != "local":
+            self._tell(layout, outcome, len(tasks))
         if self.detach:
             self._say(f"how it goes:   ftslurm status {shlex.quote(str(layout.root))}")
-            return []
-        return self._results(layout, tasks)
+            return [
+                TaskResult(number, layout.task_id(number), False, f"was not queued: {why}", None)
+                for number, why in outcome.refused.items()
+            ]
+        return self._results(layout, tasks, outcome)
 
-    def _results(self, layout: SweepLayout, tasks: Sequence[Task]) -> list[TaskResult]:
+    def _tell(self, layout: SweepLayout, outcome: Outcome, number: int) -> None:
+        from ftslurm.scheduler.arrays import reasons
+
+        count = "1 task" if number == 1 else f"{number} tasks"
+        left, refused = len(outcome.left), len(outcome.refused)
+        if left or refused:
+            self._say(f"sweep {layout.sweep_id}: of {count} {len(outcome.taken)} are queued")
+        else:
+            self._say(f"sweep {layout.sweep_id}: {count} submitted")
+        self._say(f"sweep folder:  {layout.root}")
+        if refused:
+            self._say(f"{refused} are not queued and will not be: {reasons(outcome.refused)}")
+        if left:
+            resume = f"`ftslurm resume {shlex.quote(str(layout.root))}`"
+            how = f"queue them later with {resume}"
+            if not self.detach:
+                how = f"they follow as room appears while this goes on, later by {resume}"
+            self._say(f"{left} are not queued yet: {reasons(outcome.left)}; {how}")
+
+    def _results(
+        self, layout: SweepLayout, tasks: Sequence[Task], outcome: Outcome
+    ) -> list[TaskResult]:
         from ftslurm.sweep.follow import follow
 
-        ends = follow(layout, say=self._say, numbers=[task.number for task in tasks])
+        numbers = [task.number for task in tasks]
+        ends = follow(layout, say=self._say, numbers=numbers, refused=outcome.refused)
         known = {end.number: end for end in ends}
         results = []
         for task in tasks:

@@ -12,25 +12,28 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Optional
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import is_listed
 from ftslurm.recovery.ending import UNSEEN_S, Belief, Ending, View, out_of_sight
+from ftslurm.recovery.job_meant import JobsOnRecord
+from ftslurm.recovery.on_record import has_begun, jobs_on_record
 from ftslurm.recovery.view import read_view
-from ftslurm.run.attempts import numbers as attempts_of
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
-from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import TaskRecord, read_sweep, read_tasks
+from ftslurm.run.sweep_lock import is_closed, queueing
+from ftslurm.run.sweep_record import TaskRecord, read_arrays, read_sweep, read_tasks
 from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.arrays import NO_PLACE, reasons
+from ftslurm.scheduler.hasten import hasten_once, waits_for_its_time
 from ftslurm.scheduler.protocol import UNKNOWN, JobState
-from ftslurm.scheduler.sbatch import NotReachedError, RefusedError
-from ftslurm.sweep.look import ask, choose_job, log_of
-from ftslurm.sweep.queue import not_queued, queue_left
+from ftslurm.sweep.look import ask, log_of
+from ftslurm.sweep.queue import not_queued, queue_left, room_beside
 
 LOOK_S = 2.0
 """Whether a task that runs is DONE its folder says, without a question to the scheduler."""
@@ -67,7 +70,7 @@ class _Task:
     layout: RunLayout
     belief: Belief
     seen_at: float
-    jobs: list[str] = field(default_factory=list)
+    jobs: JobsOnRecord = field(default_factory=JobsOnRecord)
     job_id: Optional[str] = None
     state: JobState = JobState(UNKNOWN)
     hastened: bool = False
@@ -85,14 +88,16 @@ def follow(
     *,
     say: Callable[[str], None],
     numbers: Optional[Sequence[int]] = None,
+    refused: Mapping[int, str] = MappingProxyType({}),
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TaskEnd]:
-    """How the tasks, of `numbers` or all, have ended, by number. KeyboardInterrupt, once it is said
-    how to look later: the sweep goes on without whoever followed it."""
+    """How the tasks, of `numbers` or all, have ended, by number. `refused`: task -> why Slurm has
+    not taken it, now or later. KeyboardInterrupt, once it is said how to look later: the sweep goes
+    on without whoever followed it."""
     follower = Follower(layout, say, numbers, sleep=sleep, clock=clock)
     try:
-        return follower.follow()
+        return follower.follow(refused)
     except KeyboardInterrupt:
         for line in follower.farewell():
             say(line)
@@ -110,7 +115,8 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.layout, self.say, self.sleep, self.clock = layout, say, sleep, clock
-        self.scheduler = read_sweep(layout).scheduler
+        record = read_sweep(layout)
+        self.scheduler, self.parallelism = record.scheduler, record.parallelism
         wanted = None if numbers is None else set(numbers)
         self.tasks = [
             _Task(record, layout.task(record.number), Belief(self.scheduler), clock())
@@ -120,10 +126,17 @@ class Follower:
         self.numbers = [task.record.number for task in self.tasks]
         self.tried_at: Optional[float] = None
         self.ended_when_tried = 0
+        self.refused: set[int] = set()
+        """Tasks that have ended without a job: they left no room."""
+        self.is_full = False
+        """Slurm had as many jobs as it holds: to ask then costs minutes."""
+        self.is_closed = False
+        """Somebody has cancelled the sweep; looked for while tasks wait to be queued."""
         self.said: set[str] = set()
 
-    def follow(self) -> list[TaskEnd]:
+    def follow(self, refused: Mapping[int, str] = MappingProxyType({})) -> list[TaskEnd]:
         said, ask_s, ask_at = "", FIRST_ASK_S, self.clock()
+        self._refuse(refused)
         while True:
             self._queue_left()
             began = self.clock()
@@ -177,12 +190,12 @@ class Follower:
                 continue
             with contextlib.suppress(OSError):  # then the next question tells
                 if is_listed(task.layout.done):
-                    self._end_if_over(task, read_view(task.layout, "", task.state, whole=False))
+                    self._end_if_over(task, read_view(task.layout, JobsOnRecord(), {}, whole=False))
 
     def _ask(self) -> None:
         for task in self._live():
             if not task.is_plain:
-                task.jobs = [job.job_id for job in read_jobs(task.layout)]
+                task.jobs = jobs_on_record(task.layout, self.scheduler)
         # A task may be over with no job that the scheduler knows, so those are looked at as well.
         states = ask(
             self.layout, self.scheduler, {task.record.number: task.jobs for task in self._live()}
@@ -202,14 +215,14 @@ class Follower:
         before = task.state
         if task.job_id in states:
             task.state = states[task.job_id]
+        view = None
         if not (task.is_plain and before == task.state):
-            task.job_id = choose_job(task.layout, states)
-            task.state = states[task.job_id] if task.job_id else JobState(UNKNOWN)
-        now = self.clock()
-        if task.is_plain:
-            task.belief.bad_end, task.seen_at = None, now
+            view = read_view(task.layout, task.jobs, states, whole=False)
+            task.job_id, task.state = view.job_id or None, view.job
+        if view is None or task.is_plain:
+            task.belief.bad_end, task.seen_at = None, self.clock()
             return
-        self._end_if_over(task, read_view(task.layout, task.job_id or "", task.state, whole=False))
+        self._end_if_over(task, view)
 
     def _end_if_over(self, task: _Task, view: View) -> None:
         now = self.clock()
@@ -225,7 +238,7 @@ class Follower:
             self._end(task, end, log_of(self.layout, task.record.number, view))
 
     def _end_of_unqueued(self) -> Optional[Ending]:
-        if self.layout.closed.exists():
+        if self.is_closed:
             return Ending(False, 0, "was not queued: the sweep was cancelled")
         return None
 
@@ -237,58 +250,69 @@ class Follower:
             self.say(f"task {record.number} ({overrides}) {end.text}; see {self.layout.root / log}")
 
     def _queue_left(self) -> None:
-        ended = sum(task.end is not None for task in self.tasks)
-        now = self.clock()
         waits = [task for task in self._live() if task.job_id is None]
-        if not waits or self.scheduler == "local" or self.layout.closed.exists():
+        if not waits:
             return
-        room = ended - self.ended_when_tried
-        is_due = self.tried_at is None or now - self.tried_at >= QUEUE_EVERY_S
-        if not (is_due or room):
+        with contextlib.suppress(OSError):  # the next look tells
+            self.is_closed = is_closed(self.layout)
+        if self.scheduler == "local":
+            return
+        ended = [task.record.number for task in self.tasks if task.end is not None]
+        freed = len(ended) - len(self.refused) - self.ended_when_tried
+        is_due = self.tried_at is None or self.clock() - self.tried_at >= QUEUE_EVERY_S
+        if self.is_closed or not (is_due or freed) or not self._has_room():
+            return
+        if self.is_full and not is_due:
             return
         left = [task.record.number for task in waits if not read_jobs(task.layout)]
         # Slurm takes an array whole or not at all: to ask for what has no room costs calls.
-        asked = left if is_due else left[:room]
-        self.tried_at, self.ended_when_tried = now, ended
+        asked = left if is_due else left[:freed]
+        self.ended_when_tried += freed
         if asked:
-            self._queue(asked, alive=len(self._live()) - len(left))
+            self._queue(asked, over=ended)
+        if is_due:  # else what others leave is never asked for while ours end in time
+            self.tried_at = self.clock()
 
-    def _queue(self, asked: Sequence[int], *, alive: int) -> None:
+    def _has_room(self) -> bool:
+        """By what was seen of the jobs last: Slurm is asked before any is queued beside them."""
+        if self.parallelism is None:
+            return True
+        jobs = [task.job_id for task in self._live() if task.job_id is not None]
+        return room_beside(self.parallelism, read_arrays(self.layout), jobs) > 0
+
+    def _queue(self, asked: Sequence[int], *, over: Sequence[int]) -> None:
         try:
             with queueing(self.layout):
-                taken = queue_left(self.layout, asked, alive=alive)
-        except (RunError, SchedulerError) as error:
-            if isinstance(error, RefusedError) and not isinstance(error, NotReachedError):
-                self._refuse(asked, str(error))
-            else:
-                self._say_once(f"{len(asked)} tasks are not queued yet: {error}")
-        else:
-            if taken < len(asked):
-                self._say_once("some tasks are not queued yet, Slurm takes no more jobs now")
+                outcome = queue_left(self.layout, asked, over=over)
+        except (RunError, SchedulerError, OSError) as error:
+            self._say_once(f"{len(asked)} tasks are not queued yet: {error}")
+            return
+        self._refuse(outcome.refused)
+        self.is_full = NO_PLACE in outcome.left.values()
+        if outcome.left:
+            self._say_once(f"some tasks are not queued yet: {reasons(outcome.left)}")
 
     def _say_once(self, text: str) -> None:
         if text not in self.said:
             self.say(text)
         self.said.add(text)
 
-    def _refuse(self, left: Sequence[int], why: str) -> None:
-        """Slurm does not take them at all, now or later."""
+    def _refuse(self, refused: Mapping[int, str]) -> None:
         for task in self._live():
-            if task.record.number in left and not read_jobs(task.layout):
-                self._end(task, Ending(False, 0, f"was not queued: {why}"), "submit")
+            if task.record.number in refused:
+                self.refused.add(task.record.number)
+                why = f"was not queued: {refused[task.record.number]}"
+                self._end(task, Ending(False, 0, why), "submit")
 
     def _hasten(self) -> None:
-        """Once for each wait: asking again would put the start off again."""
         asked = 0
         for task in self._live():
-            if not (task.state.word == "PENDING" and task.state.reason == "BeginTime"):
+            job_id = task.job_id or ""
+            if not waits_for_its_time(task.state):
                 task.hastened = False
-                continue
-            if task.hastened or asked == MOST_HASTENED or not attempts_of(task.layout):
-                continue
-            asked += 1
-            scheduler = open_scheduler(self.scheduler, run_dir=task.layout.root)
-            try:
-                task.hastened = scheduler.hasten(task.job_id or "")
-            except SchedulerError:
-                return  # they start all the same, only later; the next look asks again
+            elif not task.hastened and asked < MOST_HASTENED and has_begun(task.layout, job_id):
+                asked += 1
+                scheduler = open_scheduler(self.scheduler, run_dir=task.layout.root)
+                task.hastened = hasten_once(
+                    scheduler, job_id, task.state, is_done=False, has_begun=True
+                )

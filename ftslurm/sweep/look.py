@@ -6,18 +6,19 @@ thousand tasks are a handful of small files each, so what is large is not opened
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from ftslurm.errors import FormatError
 from ftslurm.files import list_folder
+from ftslurm.recovery.actions import PAUSED, STOP
 from ftslurm.recovery.ending import View
-from ftslurm.recovery.policy import ENDED, PAUSED, STOP
-from ftslurm.recovery.view import begun_last, read_view, takes_over
+from ftslurm.recovery.job_meant import JobsOnRecord
+from ftslurm.recovery.on_record import jobs_on_record
+from ftslurm.recovery.view import read_view
 from ftslurm.run.acts import newest_act
 from ftslurm.run.attempts import Progress, read_progress
-from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import (
@@ -30,7 +31,7 @@ from ftslurm.run.sweep_record import (
 )
 from ftslurm.run.value import read_value
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, UNKNOWN, JobState
+from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState
 
 # TaskLook.state
 DONE = "done"
@@ -48,8 +49,6 @@ STATES = (DONE, RUNNING, WAITING, HELD, ON_PAUSE, STOPPED, CANCELLED, FAILED, NO
 ALIVE = (RUNNING, WAITING, HELD, ON_PAUSE)
 OVER = (STOPPED, CANCELLED, FAILED)
 
-_NO_JOB = JobState(UNKNOWN, "it has no job")
-
 
 @dataclass(frozen=True)
 class TaskLook:
@@ -64,7 +63,7 @@ class TaskLook:
     reason: str
     """Why it waits or has failed; empty: nothing to say."""
     job_id: Optional[str]
-    """The one that runs, else the newest; None: it has none yet."""
+    """The one that is meant (recovery/job_meant.py); None: it has none yet."""
     job: str
     """The scheduler's word for that job; empty: it was not asked."""
     alive: tuple[str, ...]
@@ -113,12 +112,16 @@ def look(layout: SweepLayout) -> SweepLook:
     tasks = read_tasks(layout)
     names = {task.number: _names(layout.task(task.number)) for task in tasks}
     jobs = {
-        task.number: [job.job_id for job in read_jobs(layout.task(task.number))]
+        task.number: jobs_on_record(layout.task(task.number), record.scheduler)
         for task in tasks
         if "DONE" not in names[task.number]
     }
     # The jobs are asked before the other files: what they wrote last is then seen with their end.
     states = ask(layout, record.scheduler, jobs)
+    successors = _come_since(layout, record.scheduler, jobs, states)
+    if successors:
+        jobs.update(successors)
+        states.update(ask(layout, record.scheduler, successors))
     arrays = unanswered(read_arrays(layout))
     asked = {number for array in arrays for number in array.numbers}
     return SweepLook(
@@ -129,6 +132,7 @@ def look(layout: SweepLayout) -> SweepLook:
             else _look(
                 layout,
                 task,
+                jobs[task.number],
                 states[task.number],
                 is_frozen="run.json" in names[task.number],
                 is_asked=task.number in asked,
@@ -139,33 +143,34 @@ def look(layout: SweepLayout) -> SweepLook:
 
 
 def ask(
-    layout: SweepLayout, scheduler: str, jobs: Mapping[int, Iterable[str]]
+    layout: SweepLayout, scheduler: str, jobs: Mapping[int, JobsOnRecord]
 ) -> dict[int, dict[str, JobState]]:
     """Task -> job -> state. A job on this machine is known by its run directory alone."""
     if scheduler == "local":
         return {
-            number: open_scheduler("local", run_dir=layout.task(number).root).job_states([*ids])
-            for number, ids in jobs.items()
+            number: open_scheduler("local", run_dir=layout.task(number).root).job_states(one.ids)
+            for number, one in jobs.items()
         }
-    together = [job_id for ids in jobs.values() for job_id in ids]
+    together = [job_id for one in jobs.values() for job_id in one.ids]
     states = open_scheduler(scheduler).job_states(together)
-    return {number: {job_id: states[job_id] for job_id in ids} for number, ids in jobs.items()}
+    return {number: {job_id: states[job_id] for job_id in one.ids} for number, one in jobs.items()}
 
 
-def choose_job(layout: RunLayout, states: Mapping[str, JobState]) -> Optional[str]:
-    """Of a run's jobs, oldest first, the one that is meant: the one that has begun last, or the
-    newest once that takes over."""
-    if not states:
-        return None
-    first, newest = next(iter(states)), list(states)[-1]
-    watched = begun_last(layout)
-    if watched is None:
-        watched = first
-    elif watched not in states:
-        return newest
-    if newest != watched and takes_over(layout, newest, states[newest], states[watched]):
-        return newest
-    return watched
+def _come_since(
+    layout: SweepLayout,
+    scheduler: str,
+    jobs: Mapping[int, JobsOnRecord],
+    states: Mapping[int, Mapping[str, JobState]],
+) -> dict[int, JobsOnRecord]:
+    """Of tasks that look over, but have a job that came on record while the others were asked for:
+    a job may queue its successor as it ends."""
+    found = {}
+    for number, before in jobs.items():
+        if before.jobs and all(state.is_over for state in states[number].values()):
+            now = jobs_on_record(layout.task(number), scheduler)
+            if set(now.ids) - set(before.ids):
+                found[number] = now
+    return found
 
 
 def _names(layout: RunLayout) -> list[str]:
@@ -178,7 +183,7 @@ def _names(layout: RunLayout) -> list[str]:
 
 def _look_done(layout: SweepLayout, task: TaskRecord) -> TaskLook:
     run = layout.task(task.number)
-    view = read_view(run, "", _NO_JOB, whole=False)
+    view = read_view(run, JobsOnRecord(), {}, whole=False)
     value = None
     try:
         value = read_value(run)
@@ -190,18 +195,17 @@ def _look_done(layout: SweepLayout, task: TaskRecord) -> TaskLook:
 def _look(
     layout: SweepLayout,
     task: TaskRecord,
-    states: dict[str, JobState],
+    jobs: JobsOnRecord,
+    states: Mapping[str, JobState],
     *,
     is_frozen: bool,
     is_asked: bool,
 ) -> TaskLook:
     run = layout.task(task.number)
-    job_id = choose_job(run, states)
-    view = read_view(run, job_id or "", states[job_id] if job_id else _NO_JOB, whole=False)
-    alive = tuple(name for name in reversed(list(states)) if not states[name].is_over)
+    view = read_view(run, jobs, states, whole=False)
     if view.done:
         return _look_done(layout, task)
-    if job_id is not None:
+    if view.job_id and not (is_asked and view.job.is_over):
         state, why = judge(view, _was_cancelled(run, view))
     elif not is_frozen:
         state, why = NOT_QUEUED, "its folder was not written whole; submit it anew"
@@ -209,28 +213,26 @@ def _look(
         state, why = NOBODY_KNOWS, "its submitter died while it was queued; resume looks for it"
     else:
         state, why = NOT_QUEUED, ""
-    return _told(layout, task, view, state, why, alive=alive)
+    return _told(layout, task, view, state, why)
 
 
 def judge(view: View, was_cancelled: bool) -> tuple[str, str]:
     """(state, reason) of a run that is not DONE and has a job."""
-    job = view.job
+    job, decision = view.job, view.latest.decision if view.latest else None
+    reason = str((decision or {}).get("reason") or "")
     if job.is_held:
-        return (ON_PAUSE, "") if view.action == PAUSED else (HELD, job.reason or job.word)
+        why = reason if view.has_stopped else job.reason or job.word
+        return (ON_PAUSE, "") if view.action == PAUSED else (HELD, why)
     if job.is_waiting:
         return WAITING, job.reason
     if job.is_running or job.is_ending:
         return RUNNING, "" if job.is_running else job.word
     if not job.is_over:
         return NOBODY_KNOWS, job.reason
-    decision = view.latest.decision if view.latest else None
-    reason = str((decision or {}).get("reason") or "")
     if was_cancelled:
         return CANCELLED, reason
-    if view.action == STOP:
-        return FAILED, reason
-    if view.action == ENDED:
-        return STOPPED, reason
+    if view.has_stopped:
+        return FAILED if view.action == STOP else STOPPED, reason
     if job.word == "CANCELLED":
         return CANCELLED, reason
     word = job.word if job.is_known else "no longer known to the scheduler"
@@ -253,7 +255,6 @@ def _told(
     reason: str,
     *,
     value: Any = None,
-    alive: tuple[str, ...] = (),
 ) -> TaskLook:
     run = layout.task(task.number)
     progress = _progress(run, view)
@@ -266,7 +267,7 @@ def _told(
         reason=reason,
         job_id=view.job_id or None,
         job=view.job.word if view.job_id else "",
-        alive=alive,
+        alive=view.alive,
         attempts=len(view.attempts),
         step=progress.step if progress else None,
         steps=progress.steps if progress else None,

@@ -1,8 +1,13 @@
-"""An array on the real cluster: each task is a run of its own, and is requeued by itself."""
+"""Arrays on the real cluster: each task is a run of its own, and is requeued or resubmitted by
+itself; together they run no more at once than the sweep allows."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_runs import make_project
@@ -10,8 +15,53 @@ from fakes.project import Run, overrides
 from lab import ENDED, Lab, wait_until
 
 from ftslurm.run.attempts import read_progress
+from ftslurm.run.jobs import read_jobs
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.run.sweep_record import ASKED, add_array
+from ftslurm.scheduler.lost_arrays import find_lost
+from ftslurm.scheduler.slurm import Completed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+PLACED = ["cluster=slurm", "cluster.tasks_per_node=1", "cluster.partition=low",
+          "cluster.signal_lead_s=30", "health.preflight=never"]  # fmt: skip
+
+
+class Swept:
+    """A sweep that nobody follows."""
+
+    def __init__(self, lab: Lab, count: int, *words: str, step_s: float) -> None:
+        self.lab, self.folder = lab, make_project(lab, "swept", files={})
+        given = [*PLACED, *words, *overrides(steps=60, interval=15, step_s=step_s)]
+        told = self.ftslurm("submit", "-m", "--json", "--detach", *given)
+        self.layout = SweepLayout(Path(told["sweep_dir"]))
+        self.runs = [Run(self.layout.task(number).root) for number in range(count)]
+
+    def ftslurm(self, *words: str) -> dict[str, Any]:
+        argv = [str(self.lab.python), "-m", "ftslurm", *words]
+        environ = {"PYTHONPATH": str(self.lab.checkout)}
+        told = self.lab.run_as(
+            self.lab.user, argv, env=environ, cwd=self.folder, timeout_s=110
+        ).stdout
+        answer: dict[str, Any] = json.loads(told)
+        return answer
+
+    def status(self) -> list[dict[str, Any]]:
+        tasks: list[dict[str, Any]] = self.ftslurm("status", str(self.layout.root), "--json")[
+            "tasks"
+        ]
+        return tasks
+
+    def jobs(self, task: int) -> list[str]:
+        return [job.job_id for job in read_jobs(self.runs[task].layout)]
+
+    def is_training(self, task: int, attempt: int = 1) -> bool:
+        paths = self.runs[task].layout.attempt(attempt)
+        progress = read_progress(paths) if paths.root.exists() else None
+        return progress is not None and progress.step > 3
+
+    def says(self) -> str:
+        return "\n".join([self.lab.queue(), *(run.says() for run in self.runs)])
 
 
 def test_a_task_that_is_asked_to_leave_is_requeued_alone(lab: Lab) -> None:
@@ -50,3 +100,91 @@ def test_a_task_that_is_asked_to_leave_is_requeued_alone(lab: Lab) -> None:
     assert [run.steps_trained_twice for run in runs] == [0, 0, 0]
     lab.wait_for_runs(jobs[2], ["REQUEUED", "COMPLETED"])
     lab.wait_for_runs(jobs[0], ["COMPLETED"])
+
+
+def test_arrays_run_no_more_tasks_at_once_than_the_sweep_allows(lab: Lab) -> None:
+    """Two arrays, as the tasks ask for different nodes; one task is requeued in the midst."""
+    words = ["--parallelism", "3", "cluster.nodes=1,2", "+user.tag=0,1"]
+    swept = Swept(lab, 4, *words, step_s=0.08)
+    running: list[int] = []
+
+    def sample() -> int:
+        argv = ["squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i"]
+        running.append(len(lab.run_as_root(*argv).split()))
+        return running[-1]
+
+    wait_until(
+        lambda: (sample() == 3 and swept.is_training(0)) or None, timeout_s=60, seen=swept.says
+    )
+    job = swept.jobs(0)[0]
+    # While other tasks of the array wait, scancel goes on asking for a minute after the signal has
+    # gone out (22.05, seen).
+    lab.run_as(lab.user, ["timeout", "5", "scancel", "--signal=USR1", job], check=False)
+    wait_until(
+        lambda: (sample() >= 0 and swept.runs[0].decisions() == ["requeued"]) or None,
+        timeout_s=30,
+        seen=swept.says,
+    )
+    lab.hasten(job)
+    ended = [["requeued", "done"], *[["done"]] * 3]
+    wait_until(
+        lambda: (sample() >= 0 and [run.decisions() for run in swept.runs] == ended) or None,
+        timeout_s=120,
+        seen=swept.says,
+    )
+    assert max(running) == 3, running
+    arrays = {swept.jobs(task)[0].partition("_")[0] for task in range(4)}
+    assert len(arrays) == 2
+
+
+def test_a_task_that_gets_a_new_job_each_time_ends_with_the_same_value(lab: Lab) -> None:
+    words = ["recovery.continue_by=resubmit", "cluster.cpus_per_task=2", "+user.tag=0,1"]
+    swept = Swept(lab, 2, *words, step_s=0.15)
+    wait_until(lambda: all(map(swept.is_training, (0, 1))) or None, timeout_s=60, seen=swept.says)
+    (first, waits) = swept.jobs(1)
+    assert first.endswith("_1") and waits.isdigit(), "its successor is in no array"
+    lab.preempt(1, nodelist=lab.show_job(first)["NodeList"], seconds=1)
+    wait_until(lambda: swept.is_training(1, attempt=2) or None, timeout_s=60, seen=swept.says)
+    told = swept.status()
+    assert [(task["state"], task["attempts"]) for task in told][1] == ("running", 2)
+    assert told[1]["job_id"] == waits
+    ended = [["done"], ["requeued", "done"]]
+    wait_until(
+        lambda: [run.decisions() for run in swept.runs] == ended or None,
+        timeout_s=60,
+        seen=swept.says,
+    )
+    assert swept.runs[0].digest == swept.runs[1].digest
+    assert swept.runs[1].steps_trained_twice == 0
+    assert [(task["state"], task["attempts"]) for task in swept.status()] == [
+        ("done", 1),
+        ("done", 2),
+    ]
+    wait_until(lambda: lab.queue() == "" or None, timeout_s=30, seen=swept.says)
+
+
+def test_an_array_whose_answer_was_lost_is_found_by_its_script(lab: Lab) -> None:
+    layout = SweepLayout(make_project(lab, "lost", files={}) / "sweep-1")
+    numbers = range(1000, 1004)
+    for folder in (layout.submit, *(layout.task(number).submit for number in numbers)):
+        folder.mkdir(parents=True)
+    own = layout.group_script(0, 1000)
+    for script in (layout.group_script(0), own):
+        script.write_text("#!/bin/bash\nexec sleep 60\n")
+    placed = ["--hold", "--array=0-3%2", "--partition=low", "--output=/dev/null"]
+    other = lab.sbatch_as(lab.user, *placed, str(layout.group_script(0)), "0")
+    array = lab.sbatch_as(lab.user, *placed, str(own), "1000")
+    lab.run_as(lab.user, ["scancel", f"{array}_3"])
+
+    shutil.chown(layout.root, lab.user)
+
+    def run(argv: Sequence[str], timeout_s: float) -> Completed:
+        done = lab.run_as("root", argv, timeout_s=timeout_s, check=False)  # an operator asks
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    add_array(layout, ASKED, 0, numbers, offset=1000, at_once=2)
+    (found,) = find_lost(layout, run=run)
+    assert (found.array_id, found.at_once) == (array, 2) and array != other
+    assert [read_jobs(layout.task(number))[0].job_id for number in numbers] == [
+        f"{array}_{index}" for index in range(4)
+    ]

@@ -12,9 +12,11 @@ from batch_runs import make_project
 from fakes.project import Run, overrides
 from lab import Lab, wait_until
 
+from ftslurm.files import append_records, read_records
 from ftslurm.run.attempts import read_progress
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.scheduler.lost_arrays import OPEN_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
@@ -39,11 +41,19 @@ class Shell:
     def ftslurm(self, verb: str) -> dict[str, Any]:
         argv = [str(self.lab.python), "-m", "ftslurm", verb, self.layout.sweep_id, "--json"]
         environ = {"PYTHONPATH": str(self.lab.checkout)}
-        told = self.lab.run_as(
-            self.lab.user, argv, env=environ, cwd=self.folder, timeout_s=110
-        ).stdout
-        answer: dict[str, Any] = json.loads(told)
+        done = self.lab.run_as(
+            self.lab.user, argv, env=environ, cwd=self.folder, timeout_s=110, check=False
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (0 if answer.get("ok", True) else 1), done.stderr
         return answer
+
+    def age(self, seconds: float) -> None:
+        """As if what is written down of its arrays had been so long ago."""
+        path = self.layout.arrays_jsonl
+        records = [*read_records(path)]
+        path.write_text("")  # in place: it stays its owner's
+        append_records(path, [{**record, "at": record["at"] - seconds} for record in records])
 
     def states(self) -> list[str]:
         return [task["state"] for task in self.ftslurm("status")["tasks"]]
@@ -99,16 +109,22 @@ def test_a_sweep_outlives_the_shell_that_submits_it(lab: Lab) -> None:
     )
     assert shell.states() == ["running", "running", "unknown", "unknown"], shell.says()
 
-    assert shell.ftslurm("cancel")["result"] == "cancelled"
+    told = shell.ftslurm("cancel")
+    assert told["result"] == "cancelled" and "nobody knows whether it has a job" in told["text"]
     wait_until(
-        lambda: shell.states() == ["cancelled"] * 2 + ["not queued"] * 2 or None,
+        lambda: shell.states() == ["cancelled"] * 2 + ["unknown"] * 2 or None,
         timeout_s=30,
         seen=shell.says,
     )
     queue = ["squeue", "--noheader", f"--user={lab.user}", "--format=%i %T"]
     assert lab.run_as_root(*queue) == "", "nothing is queued after a cancel"
 
-    assert shell.ftslurm("resume")["result"] == "queued"
+    told = shell.ftslurm("resume")
+    assert told["result"] == "queued" and told["text"].startswith("2 tasks are queued"), told
+    assert "2 may have a job" in told["text"], "an sbatch may outlive its shell"
+    shell.age(OPEN_S)
+    told = shell.ftslurm("resume")
+    assert told["ok"] and told["text"].startswith("2 tasks are queued"), told
     assert shell.ftslurm("resume")["result"] == "nothing", "all are alive"
     wait_until(lambda: shell.states() == ["done"] * 4 or None, timeout_s=90, seen=shell.says)
     runs = shell.runs()

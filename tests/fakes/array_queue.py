@@ -36,6 +36,7 @@ class ArrayQueue:
         self.calls = []
         self.ids = itertools.count(100)
         self.limit = 10_000
+        self.at_once = {}
         self.is_away = False
         self.loses_answer = False
 
@@ -51,6 +52,18 @@ class ArrayQueue:
     def put(self, job_ids, word, reason="None", command="x"):
         for job_id in job_ids:
             self.jobs[job_id] = [word, reason, command]
+
+    @property
+    def running(self):
+        return [job_id for job_id, (word, _, _) in self.jobs.items() if word == "RUNNING"]
+
+    def start(self):
+        """What an endless cluster starts: of each array as many as it may run at once."""
+        for job_id, job in self.jobs.items():
+            array = job_id.partition("_")[0]
+            beside = sum(one.partition("_")[0] == array for one in self.running)
+            if job[0] == "PENDING" and beside < self.at_once.get(array, 1_000):
+                job[0] = "RUNNING"
 
     def _say(self, argv, rc=0, out="", err=""):
         return subprocess.CompletedProcess(argv, rc, out, err)
@@ -78,7 +91,8 @@ class ArrayQueue:
     def _sbatch(self, argv):
         words = [word for word in argv[1:] if not word.startswith("--")]
         (array,) = [word[8:] for word in argv if word.startswith("--array=")] or [""]
-        indexes = parse_numbers(array.partition("%")[0])
+        numbers, _, at_once = array.partition("%")
+        indexes = parse_numbers(numbers)
         live = sum(word in ("PENDING", "RUNNING") for word, _, _ in self.jobs.values())
         if live + max(1, len(indexes)) > self.limit:
             why = (
@@ -86,6 +100,7 @@ class ArrayQueue:
             )
             return self._say(argv, 1, err=f"{why}: Job violates accounting/QOS policy")
         job_id = str(next(self.ids))
+        self.at_once[job_id] = int(at_once or len(indexes) or 1)
         names = [f"{job_id}_{index}" for index in indexes] or [job_id]
         self.put(names, "PENDING", "Resources", " ".join(words))
         if self.loses_answer:
@@ -115,7 +130,7 @@ def make_sweep(folder, count, *, parallelism=None, groups=1, scheduler="slurm", 
     write_sweep(
         layout,
         SweepRecord(
-            "sweep-1", "sweep", 0.0, RUN, scheduler, "requeue", "basic",
+            "sweep-1", "sweep", 0.0, RUN, scheduler, "basic",
             ("ftslurm", "submit", "-m", "seed=0,1"), str(folder), parallelism, False,
         ),
     )  # fmt: skip

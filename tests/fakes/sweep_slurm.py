@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def slurm_on_path(tmp_path, monkeypatch):
 
         def answers(self, **answer):
             (folder / "answer.json").write_text(json.dumps(answer))
+
+        def refuses(self, why, group):
+            """Arrays of this group alone."""
+            (folder / "bin" / "sbatch").rename(folder / "bin" / "plain-sbatch")
+            refuse = f"*{group}*) printf '%s' {shlex.quote(why)} >&2; exit 1;;"
+            self.program("sbatch", f'#!/bin/sh\ncase "$*" in {refuse} esac\n'
+                                   f'exec {folder}/bin/plain-sbatch "$@"\n')  # fmt: skip
 
         @property
         def calls(self):
