@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 import beside
 
 OmegaConf.register_new_resolver("dice", lambda: secrets.token_hex(8))
+OmegaConf.register_new_resolver("loud", str.upper)
 
 @dataclass
 class Settings:
@@ -32,6 +33,7 @@ class Settings:
     stamp: str = "${now:%H-%M-%S-%f}"
     dice: str = "${dice:}"
     token: str = "${oc.env:WANDB_API_KEY,none}"
+    loud: str = "${loud:${token}}"
     fail: bool = False
 
 ConfigStore.instance().store(name="conf", node=Settings)
@@ -44,7 +46,7 @@ def main(cfg):
     which = () if OmegaConf.is_missing(job, "id") else (job.num, job.id)
     print("says", OmegaConf.get_type(cfg).__name__, os.getcwd(), *which, flush=True)
     Path(HydraConfig.get().runtime.output_dir, "seen").write_text(
-        "\\n".join([cfg.stamp, cfg.dice, cfg.token, hydra.utils.get_original_cwd()])
+        "\\n".join([cfg.stamp, cfg.dice, cfg.token, cfg.loud, hydra.utils.get_original_cwd()])
     )
     return beside.double(cfg.lr)
 
@@ -102,9 +104,10 @@ def test_each_task_runs_their_function_on_what_was_composed_and_its_value_comes_
     values = [json.loads((task_of(folder, n) / "value.json").read_text())["value"] for n in (0, 1)]
     assert values == [2 * 0.25 + 0.1, 2 * 0.1 + 0.1]
     seen = [(multirun(folder) / str(n) / "seen").read_text().splitlines() for n in (0, 1)]
-    for number, (stamp, dice, token, cwd) in enumerate(seen):
+    for number, (stamp, dice, token, loud, cwd) in enumerate(seen):
         assert cwd == str(folder)
         assert token == SECRET, "a secret is looked up where the task runs"
+        assert loud == SECRET.upper(), "and so is what a resolver makes of it"
         kept = (multirun(folder) / str(number) / ".hydra/config.yaml").read_text()
         assert stamp in kept and dice in kept, "resolved once, at submit"
         log = (task_of(folder, number) / "attempts/0001/logs/rank-0.log").read_text()
@@ -114,7 +117,8 @@ def test_each_task_runs_their_function_on_what_was_composed_and_its_value_comes_
     assert len(list((task_of(folder, 0) / "attempts/0001/logs").glob("rank-*.log"))) == 1
     for path in sweep_of(folder).rglob("*"):
         if path.is_file():
-            assert SECRET.encode() not in path.read_bytes(), path
+            kept = path.read_bytes()
+            assert SECRET.encode() not in kept and SECRET.upper().encode() not in kept, path
 
 
 def test_a_task_that_fails_is_named_and_the_others_end_well(folder):
@@ -151,8 +155,11 @@ def test_what_is_wrong_with_one_task_stops_the_sweep_before_anything_is_written(
 def test_a_start_without_m_does_not_run_here(folder):
     done = start(folder, "lr=0.1", many=False)
     assert done.returncode == 2 and "add -m" in done.stderr
+    assert "hydra/launcher=basic to run it here" in done.stderr
     assert not (folder / "outputs").exists() or not list((folder / "outputs").rglob("seen"))
     assert start(folder, "lr=0.1", many=False, launcher=False).returncode == 0
+    again = start(folder, "lr=0.1", "hydra/launcher=basic", many=False)
+    assert again.returncode == 0 and "says Settings" in again.stdout
 
 
 def test_the_plugin_costs_a_start_of_hydra_little_and_imports_neither_submitit_nor_jinja(folder):

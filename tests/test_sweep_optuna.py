@@ -1,16 +1,17 @@
-"""Optuna's sweeper over somebody's program: eight trials, one of them preempted in the midst."""
+"""Optuna's sweeper: over somebody's program, eight trials, one of them preempted in the midst; over
+our own configs, and what it refuses there."""
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from ftslurm.cli import main
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import read_tasks
-
-pytestmark = pytest.mark.full
 
 APP = """
 import os, signal, time
@@ -38,8 +39,78 @@ main()
 """
 
 
+ENTRY = """
+from ftslurm.errors import RANK_DONE
+from ftslurm.files import write_json
+from ftslurm.run.rank import RankEnvironment
+from ftslurm.run.record import read_record
+from ftslurm.run.value import write_value
+
+
+def main():
+    env = RankEnvironment.read()
+    spec = read_record(env.layout).spec
+    write_value(env.layout, spec.user["says"] or (spec.user["x"] - 1) ** 2)
+    write_json(env.layout.done, {"schema_version": 1, "attempt": env.attempt, "finished_at": 1})
+    return RANK_DONE
+"""
+OWN = ["submit", "-m", "entry=rank:mine:main", "cluster=local", "cluster.tasks_per_node=1",
+       "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "user.says=''"]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    # It writes to what was stderr when the first test began.
+    monkeypatch.setattr(logging.getLogger("optuna"), "handlers", [])
+    monkeypatch.setattr(logging, "lastResort", None)
+    (tmp_path / "mine.py").write_text(ENTRY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_trials_of_our_own_configs_are_told_and_so_is_the_best(folder, capsys):
+    words = ["hydra/sweeper/sampler=random", "hydra.sweeper.n_trials=2", "user.x=interval(2.0,4.0)"]
+    assert main([*OWN, *words]) == 0
+    (sweep,) = (folder / "runs").iterdir()
+    values = []
+    for task in read_tasks(SweepLayout(sweep)):
+        (word,) = (text for text in task.overrides if text.startswith("user.x="))
+        values.append(json.loads((sweep / task.run_id / "value.json").read_text())["value"])
+        assert values[-1] == (float(word.partition("=")[2]) - 1) ** 2
+    assert len(values) == 2
+    best = f"best_value: {min(values)!r}"
+    assert best in capsys.readouterr().out
+    assert best in (sweep / "submit" / "optimization_results.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["hydra.sweeper.n_trials=0"], "No trials"),
+        (["hydra.sweeper.n_jobs=0"], "a batch without a task"),
+        (["hydra.sweeper.direction=up"], "'minimize' or 'maximize'"),
+        (["user.y=interval(9,1)"], "smaller than or equal"),
+        (["hydra/sweeper/sampler=nope"], "hydra/sweeper/sampler/nope"),
+    ],
+)
+def test_what_optuna_refuses_is_a_sentence_and_leaves_nothing_written(folder, capsys, words, named):
+    assert main([*OWN, "user.x=1,2", "hydra.sweeper.n_trials=4", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("ftslurm: error: ") and named in said[0]
+    assert not (folder / "runs").exists()
+
+
+def test_what_optuna_makes_no_number_of_is_an_error_that_says_where_the_task_is(folder, capsys):
+    given = ["user.x=1,2", "user.says=high", "hydra.sweeper.n_trials=1"]
+    assert main([*OWN, *given]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    (sweep,) = (folder / "runs").iterdir()
+    assert said.startswith("ftslurm: error: ") and str(sweep) in said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
 def test_values_reach_optuna_and_a_preempted_trial_has_the_right_one(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     (tmp_path / "app.py").write_text(APP)
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -54,7 +125,7 @@ def test_values_reach_optuna_and_a_preempted_trial_has_the_right_one(tmp_path):
         env={"PATH": str(tools), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,14 +1,15 @@
 """One task's configuration, resolved at submit and kept in RUN/submit until the task runs.
 
 Everything is settled here: `${now:}`, random numbers, whatever resolvers an app registers. Left as
-they are: values that were missing, and `${oc.env:NAME}` where NAME may be a secret, is not set
-here, or is one that each rank has of its own (RANK, SLURM_PROCID); the node looks those up.
+they are: values that were missing, `${oc.env:NAME}` where NAME may be a secret, is not set here, or
+is one that each rank has of its own (RANK, SLURM_PROCID), and what a resolver makes of those; the
+node looks them up (settle.py).
 
 The file is a pickle, the one of ours. YAML would lose what an app relies on: enums, paths and the
 dataclasses that check assignments, which may be the script's own. It is trusted exactly like the
 submitted call beside it: the folder has to be ours alone (run/trust.py).
 
-Private names used of OmegaConf: none. Of Hydra: none.
+Private names used of OmegaConf: `_get_full_key`. Of Hydra: none.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, cast
 
 from ftslurm.errors import RunError, SpecError
+from ftslurm.hydra_app.settle import noting, settle
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.secret import held_secret, is_secret, texts
-from ftslurm.submit.compose import left_as_references
+from ftslurm.run.trust import require_own
 
 CONFIG = "hydra_config.pkl"
 """In RUN/submit."""
@@ -36,62 +39,133 @@ _GUARD = "ftslurm"
 """Of hydra.callbacks: it has no say on a node."""
 
 
-def freeze_config(
-    config: Any, *, run_id: str, number: int, overrides: Sequence[str]
-) -> tuple[bytes, dict[str, Any]]:
-    """(the task's configuration as a file, the launcher's options in it). `config`: as Hydra
-    composed it; it is changed. SpecError for what cannot be resolved or kept."""
+@dataclass(frozen=True)
+class Frozen:
+    """One task's configuration."""
+
+    data: bytes
+    """The file."""
+    options: dict[str, Any]
+    """The launcher's."""
+    overrides: tuple[str, ...]
+    """The task's own, as typed."""
+    working_dir: str
+    """Where its function runs."""
+
+
+def freeze_config(config: Any, *, run_id: str, number: int, overrides: Sequence[str]) -> Frozen:
+    """`config`: as Hydra composed it; it is changed. SpecError for what cannot be resolved or
+    kept."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf, flag_override
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     hydra = config.hydra
     before = HydraConfig.instance().cfg
     try:
-        with flag_override(hydra, ["readonly", "struct"], [False, False]):
-            _settle_hydra(hydra, run_id=run_id, number=number)
-            HydraConfig.instance().set_config(config)
-        # It has just made that part read-only.
-        OmegaConf.set_readonly(hydra, False)
-        hydra.runtime.output_dir = os.path.abspath(  # noqa: PTH100 - no links are followed by Hydra
-            Path(str(hydra.sweep.dir), str(hydra.sweep.subdir))
-        )
-        # Overrides stay as typed: what they refer to is relative to where they were put.
-        kept = cast("dict[str, Any]", OmegaConf.to_container(hydra.overrides))
-        hydra.overrides.task, hydra.overrides.hydra = [], []
-        with left_as_references(_is_left):
-            OmegaConf.resolve(config)
-        hydra.overrides.task, hydra.overrides.hydra = kept["task"], kept["hydra"]
-        options = cast("dict[str, Any]", OmegaConf.to_container(hydra.launcher))
-        # Of a class that is made when Hydra starts, and of no use to the task.
-        hydra.launcher = {"_target_": hydra.launcher._target_}
-        OmegaConf.set_readonly(hydra, True)
-        plain = OmegaConf.to_container(config)
+        options = _settled(config, run_id, number)
+        working_dir = _working_dir(hydra)
     except OmegaConfBaseException as error:
         raise SpecError(_sentence(error, number, overrides)) from None
+    except SpecError as error:
+        raise SpecError(f"task {number}: {error}") from None
     finally:
         HydraConfig.instance().cfg = before
-    _refuse_held(plain, number)
     try:
-        return pickle.dumps(config), options
+        data = pickle.dumps(config)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise SpecError(
             f"task {number}: its configuration cannot be kept in a file ({error}); a resolver or a "
             "default has put an object into it that is no plain value"
         ) from None
+    _refuse_held(config, data, number)
+    own = cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
+    return Frozen(data, options, tuple(own), working_dir)
+
+
+def _settled(config: Any, run_id: str, number: int) -> dict[str, Any]:
+    """The launcher's options; `config` is changed."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, flag_override
+
+    hydra = config.hydra
+    with flag_override(hydra, ["readonly", "struct"], [False, False]):
+        _settle_hydra(hydra, run_id=run_id, number=number)
+    OmegaConf.set_readonly(hydra, False)
+    # Not by `set_config`, which would copy it.
+    HydraConfig.instance().cfg = config
+    hydra.runtime.output_dir = _output_dir(hydra)
+    # Overrides stay as typed: what they refer to is relative to where they were put.
+    kept = cast("dict[str, Any]", OmegaConf.to_container(hydra.overrides))
+    hydra.overrides.task, hydra.overrides.hydra = [], []
+    _refuse_left_options(settle(config, _is_left))
+    hydra.overrides.task, hydra.overrides.hydra = kept["task"], kept["hydra"]
+    options = cast("dict[str, Any]", OmegaConf.to_container(hydra.launcher))
+    # Of a class that is made when Hydra starts, and of no use to the task.
+    hydra.launcher = {"_target_": hydra.launcher._target_}
+    OmegaConf.set_readonly(hydra, True)
+    return options
 
 
 def read_config(layout: RunLayout) -> Any:
-    """On the node, once the script has defined what the configuration is made of. Whoever calls
-    has seen to it that the folder is ours alone."""
+    """Once the script has defined what the configuration is made of. RunError where it is not, or
+    the folder not ours alone."""
     path = layout.submit / CONFIG
+    require_own(layout)
     try:
         return pickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(
+            f"`{path}` is not there, and the task's configuration was in it; where the sweep's "
+            "folder was moved, move it back, else submit the sweep again"
+        ) from None
     except (AttributeError, ImportError) as error:
         raise RunError(
             f"`{path}` needs what this program does not define here ({error}); where the code has "
             "changed since the sweep was submitted, submit it again"
         ) from None
+
+
+def _output_dir(hydra: Any) -> str:
+    parts = [str(_needed(hydra.sweep, key)) for key in ("dir", "subdir")]
+    return os.path.abspath(Path(*parts))  # noqa: PTH100 - no links are followed by Hydra
+
+
+def _working_dir(hydra: Any) -> str:
+    from hydra import version
+
+    changes = _needed(hydra.job, "chdir")
+    if changes is None:
+        changes = not version.base_at_least("1.2")
+    return str(hydra.runtime.output_dir) if changes else os.getcwd()  # noqa: PTH109 - as Hydra has it
+
+
+def _needed(group: Any, name: str) -> Any:
+    """A value of Hydra's that counts here: SpecError where it would be looked up on the node."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    with noting(_is_left) as asked:
+        try:
+            value = group[name]
+        except OmegaConfBaseException:
+            if not asked:
+                raise
+    if asked:
+        raise _is_needed(group._get_full_key(name), asked[0])
+    return value
+
+
+def _is_needed(key: str, name: str) -> SpecError:
+    """`name`: of the environment variable that `key` takes its value from."""
+    if is_secret(name, os.environ.get(name)):
+        return SpecError(
+            f"`{key}` takes its value from {name}, which may be a secret and would be written "
+            "down: leave it to the environment, which the job inherits from the shell that submits"
+        )
+    return SpecError(
+        f"`{key}` takes its value from {name}, which is looked up where the task runs, and is "
+        "needed here; give the value itself"
+    )
 
 
 def _settle_hydra(hydra: Any, *, run_id: str, number: int) -> None:
@@ -110,10 +184,25 @@ def _is_left(name: str, value: Optional[str], *, has_default: bool) -> bool:
     return value is None and not has_default
 
 
-def _refuse_held(plain: Any, number: int) -> None:
-    """The shell expands `key=$WANDB_API_KEY`, and all that is left is the secret."""
-    environ = dict(os.environ)
-    for key, text in texts(plain):
+def _refuse_left_options(left: Mapping[str, str]) -> None:
+    """`left`: as `settle` gives it."""
+    for key, name in left.items():
+        if not key.startswith("hydra.launcher."):
+            continue
+        if name:
+            raise _is_needed(key, name)
+        raise SpecError(f"`{key}` is an object; an option is a number, a text, a list or a map")
+
+
+def _refuse_held(config: Any, data: bytes, number: int) -> None:
+    """The shell expands `key=$WANDB_API_KEY`, and all that is left is the secret. `data`: the
+    configuration as pickle has it, in which each text stands in UTF-8."""
+    from omegaconf import OmegaConf
+
+    environ = {n: value for n, value in os.environ.items() if held_secret(value, {n: value})}
+    if not any(value.encode("utf-8", "surrogatepass") in data for value in environ.values()):
+        return
+    for key, text in texts(OmegaConf.to_container(config)):
         name = held_secret(text, environ)
         if name is not None:
             raise SpecError(

@@ -19,7 +19,7 @@ class RefusePlainRun:
         print(  # noqa: T201
             "ftslurm: error: without -m (--multirun) Hydra asks no launcher and would run this "
             "program here, not on the cluster; add -m to submit it, as a sweep of one where "
-            "nothing is swept over, or leave hydra/launcher=ftslurm out to run it here",
+            "nothing is swept over, or give hydra/launcher=basic to run it here",
             file=sys.stderr,
         )
         # No Exception, of which Hydra makes a warning.

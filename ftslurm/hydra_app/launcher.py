@@ -13,11 +13,12 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional, cast
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 from ftslurm.errors import EXIT_FAILED, FtslurmError
 from ftslurm.files import encode_json
-from ftslurm.hydra_app.frozen import CONFIG, freeze_config
+from ftslurm.hydra_app.frozen import CONFIG, Frozen, freeze_config
+from ftslurm.hydra_app.job_return import job_return
 from ftslurm.hydra_app.quick_loader import QuickLoader
 from ftslurm.hydra_app.schema import chosen_groups, given
 from ftslurm.hydra_app.started import how_started, program_of
@@ -29,6 +30,9 @@ from ftslurm.submit.compose import compose_run
 from ftslurm.submit.place import open_choices
 from ftslurm.submit.program_files import check_words, with_program
 from ftslurm.submit.sweep_course import BASIC, Course, TaskResult, failure
+
+if TYPE_CHECKING:
+    from ftslurm.submit.sweep import Task
 
 log = logging.getLogger("ftslurm")
 
@@ -101,22 +105,32 @@ class Submission:
             if self._layout is None:
                 spec, _ = self._spec(_plain(self._config.hydra.launcher))
                 self._layout = self._course.begin(spec)
+            numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
+            frozen = {
+                number: self._freeze(self._layout, number, list(overrides))
+                for number, overrides in zip(numbers, job_overrides)
+            }
             tasks = [
-                self._task(self._layout, initial_job_idx + place, list(overrides))
-                for place, overrides in enumerate(job_overrides)
+                self._task(number, overrides, frozen[number])
+                for number, overrides in zip(numbers, job_overrides)
             ]
             results = {result.number: result for result in self._course.launch(tasks)}
-        return [self._job_return(task, results.get(task.number)) for task in tasks]
+        return [
+            self._job_return(self._layout, number, task, results.get(number))
+            for number, task in frozen.items()
+        ]
 
-    def _task(self, layout: SweepLayout, number: int, overrides: list[str]) -> Any:
-        from ftslurm.submit.sweep import Task
-
+    def _freeze(self, layout: SweepLayout, number: int, overrides: list[str]) -> Frozen:
         config = self._context.config_loader.load_sweep_config(self._config, overrides)
-        frozen, options = freeze_config(
+        return freeze_config(
             config, run_id=layout.task_id(number), number=number, overrides=overrides
         )
-        spec, text = self._spec(options)  # which may follow from the task's configuration
-        files = {CONFIG: frozen, CALL: encode_json(self._call.to_dict())}
+
+    def _task(self, number: int, overrides: Sequence[str], frozen: Frozen) -> Task:
+        from ftslurm.submit.sweep import Task
+
+        spec, text = self._spec(frozen.options)  # which may follow from the task's configuration
+        files = {CONFIG: frozen.data, CALL: encode_json(self._call.to_dict())}
         return Task(number, tuple(overrides), spec, text, files)
 
     def _spec(self, options: dict[str, Any]) -> tuple[RunSpec, str]:
@@ -140,18 +154,22 @@ class Submission:
             self._specs[key] = with_program(composed.spec, composed.text, program)
         return self._specs[key]
 
-    def _job_return(self, task: Any, result: Optional[TaskResult]) -> Any:
-        from hydra.core.utils import JobReturn, JobStatus
-
-        job = JobReturn(overrides=list(task.overrides), task_name=self._config.hydra.job.name)
-        if result is None or result.finished:
-            # UNKNOWN would be right of a detached task; sweepers take that for a bug.
-            job.status = JobStatus.COMPLETED
-            job.return_value = None if result is None else result.value
-        else:
-            job.status = JobStatus.FAILED
-            job.return_value = hydra_error(f"ftslurm: error: {failure(result)}")
-        return job
+    def _job_return(
+        self, layout: SweepLayout, number: int, frozen: Frozen, result: Optional[TaskResult]
+    ) -> Any:
+        # UNKNOWN would be right of a detached task; sweepers take that for a bug.
+        finished = result is None or result.finished
+        value = None if result is None else result.value
+        if result is not None and not finished:
+            value = hydra_error(f"ftslurm: error: {failure(result)}")
+        return job_return(
+            layout.task(number),
+            overrides=frozen.overrides,
+            working_dir=frozen.working_dir,
+            name=self._config.hydra.job.name,
+            finished=finished,
+            value=value,
+        )
 
 
 def _plain(options: Any) -> dict[str, Any]:

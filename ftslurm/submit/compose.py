@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import os
 import re
 import shlex
@@ -84,7 +85,12 @@ def run_hydra_open(
 
 def finished(config: Any, opened: dict[str, str]) -> Composed:
     """Resolved and checked."""
-    values, text = _resolved(config)
+    values = resolved(config)
+    return checked(values, as_text(values), opened)
+
+
+def checked(values: dict[str, Any], text: str, opened: dict[str, str]) -> Composed:
+    """`values`: plain ones, whose text that is."""
     spec = from_dict(values)
     check_keepable(spec)
     check(spec)
@@ -237,7 +243,9 @@ def checked_override(text: str, folders: list[Path]) -> str:
     return text
 
 
+@functools.lru_cache(maxsize=4096)
 def parsed(text: str) -> Any:
+    """Hydra's `Override`, which is nobody's to change; SpecError for what is none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -328,8 +336,8 @@ def _near(name: str, names: Iterable[str]) -> str:
     return f", did you mean `{close[0]}`" if close else ""
 
 
-def _resolved(config: Any) -> tuple[dict[str, Any], str]:
-    """Plain values and their YAML; secret-looking environment variables stay references."""
+def resolved(config: Any) -> dict[str, Any]:
+    """Plain values; secret-looking environment variables stay references."""
     from omegaconf import OmegaConf
     from omegaconf.base import SCMode
     from omegaconf.errors import OmegaConfBaseException
@@ -344,10 +352,10 @@ def _resolved(config: Any) -> tuple[dict[str, Any], str]:
             )
     except OmegaConfBaseException as error:
         raise SpecError(sentence(error)) from None
-    return typing.cast("dict[str, Any]", values), _yaml(values)
+    return typing.cast("dict[str, Any]", values)
 
 
-def _yaml(values: Any) -> str:
+def as_text(values: Any) -> str:
     """As OmegaConf.to_yaml, of values that are plain already: it would wrap each of them first."""
     import yaml
     from omegaconf._utils import get_omega_conf_dumper

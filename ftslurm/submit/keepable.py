@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 from ftslurm.errors import SpecError
 from ftslurm.run.secret import held_secret, references, texts
@@ -14,13 +15,14 @@ from ftslurm.run.spec import RunSpec, to_dict
 
 def check_keepable(spec: RunSpec) -> None:
     """SpecError for a value that run.json may not or cannot hold."""
-    _check_storable(spec)
-    _check_secrets(spec)
-    _check_held(spec)
+    values = to_dict(spec)
+    _check_storable(values)
+    _check_secrets(values)
+    _check_held(values)
 
 
-def _check_secrets(spec: RunSpec) -> None:
-    for key, name in references(to_dict(spec)):
+def _check_secrets(values: dict[str, Any]) -> None:
+    for key, name in references(values):
         if not key.startswith("user."):
             raise SpecError(
                 f"{key} takes its value from {name}, which may be a secret; only values below "
@@ -29,10 +31,14 @@ def _check_secrets(spec: RunSpec) -> None:
             )
 
 
-def _check_held(spec: RunSpec) -> None:
+def _check_held(values: dict[str, Any]) -> None:
     """The shell expands `user.key=$WANDB_API_KEY`, and all that is left is the secret."""
     environ = dict(os.environ)  # which decodes every name and value at each look
-    for key, text in texts(to_dict(spec)):
+    found = list(texts(values))
+    # No variable's value holds a NUL, so none of them begins in one text and ends in the next.
+    if held_secret("\0".join(text for _, text in found), environ) is None:
+        return
+    for key, text in found:
         name = held_secret(text, environ)
         if name is not None:
             way_out = (
@@ -47,9 +53,9 @@ def _check_held(spec: RunSpec) -> None:
             )
 
 
-def _check_storable(spec: RunSpec) -> None:
+def _check_storable(values: dict[str, Any]) -> None:
     try:
-        json.dumps(to_dict(spec), allow_nan=False)
+        json.dumps(values, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"a value cannot be kept in run.json ({error}); use null, true, false, finite numbers, "

@@ -8,24 +8,25 @@ itself drives them. Follows to the end, unless detached; exit code 1 when a task
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, SpecError, UsageError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SpecError, UsageError
 from ftslurm.files import write_atomic
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import RUN
+from ftslurm.run.value import plain
 from ftslurm.submit.compose_sweep import SweepComposer, expand, for_sweeper
 from ftslurm.submit.place import open_choices, say_opened
 from ftslurm.submit.program_files import check_words
+from ftslurm.submit.say import print_json
 from ftslurm.submit.sweep_course import BASIC, Course, TaskResult, failure
 
 if TYPE_CHECKING:
     from ftslurm.submit.sweep import Task
 
 _CHOICE = "hydra/sweeper="
-_OPTION = ("hydra.sweeper.", "+hydra.sweeper.", "++hydra.sweeper.")
+_OPTION = ("hydra/sweeper/", "hydra.sweeper.", "+hydra.sweeper.", "++hydra.sweeper.")
 _SHOWN = 20
 """Tasks of a dry run, for a person."""
 
@@ -39,22 +40,17 @@ def submit_sweep(
     own = [word for word in options.overrides if word not in of_hydra]
     sweeper = _sweeper(of_hydra)
     native = Native(options, command, sweeper, say)
-    if sweeper == BASIC:
-        if of_hydra and not of_hydra == [_CHOICE + BASIC]:
-            raise UsageError(
-                f"`{of_hydra[-1]}` is of a sweeper that was not chosen; choose one, e.g. "
-                "hydra/sweeper=optuna, or leave it out"
-            )
-        return _unless_detached(lambda: native.all_at_once(expand(own)))
-    words = [*of_hydra, *for_sweeper(own, options.config_dir)]
-    return _unless_detached(lambda: native.as_chosen(words))
-
-
-def _unless_detached(work: Callable[[], int]) -> int:
-    """Ctrl-C: the follower has said how the sweep goes on."""
+    if sweeper == BASIC and of_hydra and not of_hydra == [_CHOICE + BASIC]:
+        raise UsageError(
+            f"`{of_hydra[-1]}` is of a sweeper that was not chosen; choose one, e.g. "
+            "hydra/sweeper=optuna, or leave it out"
+        )
     try:
-        return work()
+        if sweeper == BASIC:
+            return native.all_at_once(expand(own, options.config_dir))
+        return native.as_chosen([*of_hydra, *for_sweeper(own, options.config_dir)])
     except KeyboardInterrupt:
+        native.say_stopped()
         return EXIT_FAILED
 
 
@@ -87,6 +83,7 @@ class Native:
         self._layout: Optional[SweepLayout] = None
         self._overrides: list[Sequence[str]] = []
         self._results: list[TaskResult] = []
+        self._is_launching = False
 
     def all_at_once(self, overrides: Sequence[Sequence[str]]) -> int:
         if self._options.dry_run:
@@ -102,8 +99,15 @@ class Native:
                 "a dry run shows the tasks, and these are chosen by the values of others; leave "
                 "--dry-run out, or the sweeper"
             )
-        files = native.sweep(self.launch, words, self._options.config_dir)
-        assert self._layout is not None
+        try:
+            files = native.sweep(self.launch, words, self._options.config_dir)
+        except SpecError as error:
+            if not self._results or self._layout is None:
+                raise
+            where = f"`{self._layout.root}`"
+            raise RunError(f"{error}; the tasks that have run are in {where}") from None
+        if self._layout is None:
+            raise SpecError("the sweeper has asked for no task at all")
         for name, data in files.items():
             write_atomic(self._layout.submit / name, data)
             if name == "optimization_results.yaml":
@@ -112,15 +116,27 @@ class Native:
 
     def launch(self, overrides: Sequence[Sequence[str]], first: int) -> list[TaskResult]:
         """Submit tasks, from that number on, and wait for them. To Hydra's sweepers a launch."""
-        results = self._course.launch(self._tasks(overrides, first))
+        tasks = self._tasks(overrides, first)
+        self._is_launching = True
+        results = self._course.launch(tasks)
+        self._is_launching = False
         self._results += results
         return results
+
+    def say_stopped(self) -> None:
+        """Of Ctrl-C. While tasks are launched, the course has said how far it is."""
+        if self._is_launching:
+            return
+        if self._layout is None or not self._results:
+            self._say("stopped; nothing was written, nothing was submitted")
+        else:
+            self._say(f"stopped; the tasks that have run are in {self._layout.root}")
 
     def _tasks(self, overrides: Sequence[Sequence[str]], first: int) -> list[Task]:
         from ftslurm.submit.sweep import Task
 
         if not overrides:
-            raise SpecError("the sweep has no task: one of its keys is given no value at all")
+            raise SpecError("the sweeper asks for a batch without a task; have it choose some")
         tasks = []
         for number, words in enumerate(overrides, start=first):
             try:
@@ -141,7 +157,7 @@ class Native:
         plans = self._course.plan(tasks)
         if self._options.json:
             shown = [{"number": task.number, "overrides": list(task.overrides)} for task in tasks]
-            _print_json({**self._identity(), "tasks": shown, "script": plans[0].script})
+            print_json({**self._identity(), "tasks": shown, "script": plans[0].script})
             return EXIT_OK
         self._say(f"sweep folder:   {self._layout.root}")
         self._say(f"tasks:          {len(tasks)}")
@@ -160,10 +176,11 @@ class Native:
         assert self._layout is not None
         failed = [result for result in self._results if not result.finished]
         if self._options.json:
-            _print_json({**self._identity(), "tasks": self._told()})
-        elif self._results:
-            done = len(self._results) - len(failed)
-            self._say(f"{done} of {len(self._results)} tasks finished; {self._layout.root}")
+            print_json({**self._identity(), "tasks": self._told()})
+        else:
+            if self._results and not self._options.detach:
+                done = len(self._results) - len(failed)
+                self._say(f"{done} of {len(self._results)} tasks finished; {self._layout.root}")
             for result in failed:
                 self._say(failure(result))
         return EXIT_FAILED if failed else EXIT_OK
@@ -188,10 +205,7 @@ class Native:
             }
             result = results.get(number)
             if result is not None:
-                task.update(finished=result.finished, text=result.text, value=result.value)
+                value = plain(result.value)  # others read no NaN
+                task.update(finished=result.finished, text=result.text, value=value)
             told.append(task)
         return told
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    print(json.dumps(record, indent=1, sort_keys=True))  # noqa: T201

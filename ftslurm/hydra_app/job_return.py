@@ -1,0 +1,84 @@
+"""What Hydra gets back of a task: as its own launchers fill it in, for sweepers and callbacks.
+
+The configurations are read from the task's folder when somebody asks for them, as those of a
+thousand tasks would take hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from ftslurm.hydra_app.frozen import read_config
+from ftslurm.run.layout import RunLayout
+
+
+def job_return(
+    layout: RunLayout,
+    *,
+    overrides: Sequence[str],
+    working_dir: str,
+    name: str,
+    finished: bool,
+    value: Any,
+) -> Any:
+    """Hydra's `JobReturn`. Of a task that did not finish, `return_value` raises `value`."""
+    from hydra.core.utils import JobStatus
+
+    job = _task_return()(
+        overrides=list(overrides),
+        working_dir=working_dir,
+        task_name=name,
+        status=JobStatus.COMPLETED if finished else JobStatus.FAILED,
+    )
+    job.return_value = value
+    job.layout = layout
+    return job
+
+
+@functools.cache
+def _task_return() -> Any:
+    from hydra.core.utils import JobReturn
+
+    class TaskReturn(JobReturn):  # type: ignore[misc]
+        layout: Optional[RunLayout] = None
+
+        @functools.cached_property
+        def configs(self) -> tuple[Any, Any]:
+            return (None, None) if self.layout is None else _read(self.layout)
+
+        cfg = _field("cfg", 0)
+        """The task's own configuration."""
+        hydra_cfg = _field("hydra_cfg", 1)
+        """Hydra's, below the key `hydra`; of the launcher's options only which launcher."""
+
+        def __reduce__(self) -> Any:
+            """Kept, it is one of Hydra's own."""
+            told = (self.overrides, self.cfg, self.hydra_cfg, self.working_dir, self.task_name)
+            return JobReturn, (*told, self.status, self._return_value)
+
+    return TaskReturn
+
+
+def _field(name: str, place: int) -> property:
+    """The one of `configs`, until another is given."""
+
+    def get(self: Any) -> Any:
+        given = vars(self).get(name)
+        return self.configs[place] if given is None else given
+
+    def put(self: Any, value: Any) -> None:
+        vars(self)[name] = value
+
+    return property(get, put)
+
+
+def _read(layout: RunLayout) -> tuple[Any, Any]:
+    from omegaconf import OmegaConf, open_dict, read_write
+
+    config = read_config(layout)
+    hydra = OmegaConf.masked_copy(config, "hydra")
+    with read_write(config), open_dict(config):
+        del config["hydra"]
+    return config, hydra
