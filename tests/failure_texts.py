@@ -351,6 +351,15 @@ ROWS = {
         [agent("hang: rank 3 holds the interpreter"),
          error("RuntimeError: interrupted", rank=3, at=AT + 9)],
     ]),
+    "agents: blocked in the kernel": ("storage", [
+        [agent("hang: no rank has advanced for 3601.2 s (a step usually takes 0.9 s): rank 3 on "
+         "n2 is blocked in the kernel (state D on 2 nodes: storage); rank 5 on n3 is blocked in "
+         "the kernel (state D on 2 nodes: storage)")],
+        [agent("hang: no rank has advanced for 3605.0 s: rank 3 on n2 is blocked in the kernel "
+         "(state D on 4 nodes: storage); and 28 more")],
+        [agent("hang: no rank has advanced for 3602.4 s: rank 3 on n2 is blocked in the kernel "
+         "(state D on 2 nodes: storage)"), launcher("srun: error: n2: task 3: Killed", 2, 3)],
+    ]),
     "agents: straggler": ("straggler", [
         [agent("straggler: rank 3 needs 4.1 x the others' median")],
         [agent("straggler: rank 3 lags by 3 steps")],

@@ -20,7 +20,7 @@ from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.leader import Leader
 from ftslurm.agent.main import Agent, _await_leader, allow_many_files
-from ftslurm.agent.report import GONE, LIVE, LOST, NodeReport, to_row
+from ftslurm.agent.report import GONE, LIVE, LOST, AgentFinding, NodeReport, to_row
 from ftslurm.agent.silence import NOTHING, REFUSES
 from ftslurm.agent.succession import Succession
 from ftslurm.errors import RunError
@@ -128,6 +128,18 @@ def test_an_attempt_that_has_lost_a_node_before_it_begins_is_ended_until_its_ran
         if delay_s in (3.0, 10.0):
             act()
     assert leader.duty.orders.count("end") == 3
+
+
+def test_the_loss_of_a_node_is_the_reason_though_a_leader_before_has_found_something(make, capfd):
+    leader = make(2)
+    leader.roll.seats[N1].state = LOST
+    before = [AgentFinding("straggler", 1.0, 1.0, "rank 1 was slow", [1], [N1], False)]
+    leader.begin_attempt(1, [N0, N1], 1, before=before, under_way=True)
+    capfd.readouterr()
+    for _, act in leader.loop.timers[:]:
+        act()
+    said = capfd.readouterr().err
+    assert "are ended" in said and "has been silent" in said and "was slow" not in said
 
 
 def test_an_answer_of_slurm_from_before_this_silence_is_no_answer(make):

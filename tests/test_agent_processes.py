@@ -3,6 +3,7 @@
 Most of a scenario is waiting for silence, so some of them run side by side.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fakes.agents import JOB, Job, is_gone
+from fakes.nvml import nodes
 
 from ftslurm.agent.ask import key_file
 from ftslurm.files import read_json
@@ -72,7 +74,8 @@ def a_rank_that_ignores_term_is_killed_and_one_of_an_older_attempt_is_a_leftover
         second = job.claim()
         job.start_ranks(second)
         answer = job.ask("clear", attempt=first)
-        assert answer == {"t": "answer", "clear": True, "leftover": {}, "lost": []}
+        told = {"leftover": {}, "held": {}, "unseen": [], "lost": []}
+        assert answer == {"t": "answer", "clear": True, **told}
         assert all(is_gone(rank) for rank in old)
         assert not any(is_gone(rank) for rank in job.ranks.values()), (
             "a newer attempt is left alone"
@@ -183,14 +186,80 @@ def survivors_who_cannot_reach_slurm_take_themselves_for_cut_off(tmp_path):
 
 
 @scenario
-def when_only_the_leaders_agent_dies_the_job_goes_on(tmp_path):
-    with Job(tmp_path, nodes=3) as job:
-        job.claim()
-        job.processes[job.nodes[0]].kill()
-        job.wait(lambda: "its agent has ended" in job.said(), "it is said")
-        time.sleep(1)
+def when_only_the_leaders_agent_dies_all_leave_and_the_next_ones_go_on_watching(tmp_path):
+    with Job(tmp_path, nodes=3, recovery={"hang_floor_s": 2.0}) as job:
+        attempt = job.claim(nodes=job.nodes[:2])
+        job.start_ranks(attempt, nodes=job.nodes[:2])
+        job.stop(job.nodes[2])
+        job.wait(lambda: job.findings(attempt), "a spare is lost")
+        leader, member, spare = job.processes.values()
+        spare.kill()
+        leader.kill()
+        died_at = time.time()
+        job.wait(lambda: is_gone(member), "it leaves, so that the batch script starts all again")
+        print(f"the last agent has left {time.time() - died_at:.1f} s after the leader died")
+        assert member.returncode == 0 and "its agent has ended" in job.said()
         assert not job.calls("sbatch") and not job.calls("scancel")
-        assert job.ask("nodes") is None
+        assert not any(is_gone(rank) for rank in job.ranks.values())
+        for node in job.nodes:
+            job.start(node, SLURM_STEP_ID="1")
+        job.wait(job.are_all_live, "they are there again")
+        job.ranks[1].send_signal(signal.SIGSTOP)
+        job.wait(lambda: job.events(attempt, "ended"), "the hung ranks are ended")
+        kinds = [(finding["kind"], finding["ranks"]) for finding in job.findings(attempt)]
+        assert kinds == [("node_lost", []), ("hang", [1])], "none is forgotten"
+
+
+@scenario
+def agents_whose_srun_alone_was_killed_leave_to_those_that_are_started_again(tmp_path):
+    with Job(tmp_path, nodes=2) as job:
+        attempt = job.claim()
+        old = list(job.processes.values())
+        try:
+            for node in job.nodes:
+                job.start(node, SLURM_STEP_ID="1")
+            began = time.monotonic()
+            job.wait(lambda: all(map(is_gone, old)), "the first ones leave")
+            print(f"they have left {time.monotonic() - began:.1f} s after the others were started")
+            assert [process.returncode for process in old] == [0, 0]
+            assert "another leader has begun" in job.said()
+            job.wait(job.are_all_live, "the others are there")
+            assert job.ask("clear", attempt=attempt)["clear"]
+        finally:
+            for process in old:
+                process.kill()
+                process.wait()
+
+
+GIB = 1 << 30
+
+
+@scenario
+def a_node_is_clean_once_the_memory_of_its_gpus_is_back(tmp_path):
+    library = nodes.build(tmp_path)
+    state = nodes.Node(tmp_path / "state", gpus=2).set("*", "memory", 0)
+    with Job(tmp_path, nodes=1, gpus=(2, str(library))) as job:
+        attempt = job.claim()
+        job.start_ranks(attempt)
+        rank = job.ranks[0].pid
+        state.set(1, "memory", 70 * GIB).set(1, "processes", f"{rank}:{70 * GIB}")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(job.ask, "clear", attempt=attempt)
+            job.wait(lambda: looks_with(library), "its memory is waited for")
+            assert is_gone(job.ranks[0])
+            state.set(1, "memory", 0).set(1, "processes", "none")
+            assert answer.result()["clear"], answer.result()
+        state.set(1, "memory", 70 * GIB).set(1, "processes", f"{rank}:{70 * GIB}")
+        began = time.monotonic()
+        answer = job.ask("clear", attempt=attempt)
+        assert 3.5 < time.monotonic() - began < 8
+        (told,) = answer["held"]["127.0.0.1"].values()
+        assert told == f"70.0 GiB are taken by process {rank} (has ended) of an earlier attempt"
+        assert not answer["clear"]
+        job.wait(lambda: job.findings(attempt), "it is on record")
+        (finding,) = job.findings(attempt)
+        assert (finding["kind"], finding["nodes"]) == ("gpu_held", ["127.0.0.1"])
+        assert "0000:2b:00: 70.0 GiB" in finding["why"]
 
 
 @scenario
@@ -257,6 +326,15 @@ def agents_leave_when_what_started_them_is_gone(tmp_path):
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
             parent.wait()
+
+
+def looks_with(library):
+    """Whether an agent looks at GPUs' memory."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"--library={library}".encode() in path.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def cpu_s(pid):

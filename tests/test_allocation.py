@@ -1,20 +1,16 @@
 """A claim looks at its nodes, and what is known of them reaches the run's next job."""
 
 import dataclasses
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 from checkpoints import make_step
-from fakes.batch_loop import OWN, begin, begin_job, end, make_run, stopped
-from fakes.slurm_queue import Slurm
+from fakes.batch_loop import OWN, allocated, be_hasty, begin, begin_job, end, stopped
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json, write_json
-from ftslurm.health.settings import HealthSettings
-from ftslurm.recovery import ask_agents, keep_out
-from ftslurm.recovery.next_job import act, move_on
+from ftslurm.recovery.actions import RESTART
 from ftslurm.recovery.own_job import OwnJob
-from ftslurm.recovery.policy import REQUEUED, RESTART, Decision
 from ftslurm.run.attempts import read_attempt
 from ftslurm.run.jobs import BY_PERSON, add_job
 from ftslurm.run.node_memory import (
@@ -26,34 +22,14 @@ from ftslurm.run.node_memory import (
     read_node_events,
 )
 from ftslurm.run.record import read_record
-from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
-from ftslurm.scheduler.sbatch import RefusedError, UnclearError
-
-
-@pytest.fixture(autouse=True)
-def signals_stay(monkeypatch):
-    """This process is no verb's."""
-    monkeypatch.setattr("ftslurm.recovery.allocation.outlive_requeue", lambda: None)
-    monkeypatch.setattr(keep_out, "POLL_S", 0.01)
-    monkeypatch.setattr("ftslurm.recovery.allocation.kill_wait_s", lambda job: 0.1)
-    monkeypatch.setattr("ftslurm.recovery.successor.KEEP_OUT_S", 0.1)
+from ftslurm.scheduler.sbatch import RefusedError
 
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """A run, its queue, and its claim."""
-
-    def make(continue_by="requeue", given=("n1", "n2"), cluster=None, **recovery):
-        spec = RunSpec(
-            cluster=ClusterSpec(nodes=2, tasks_per_node=2, **(cluster or {})),
-            recovery=RecoverySpec(agents=False, **recovery),
-            health=HealthSettings(preflight="never"),
-        )
-        layout, slurm = make_run(tmp_path, continue_by, spec=spec), Slurm()
-        slurm.given = list(given)
-        return layout, slurm
-
-    return make
+    be_hasty(monkeypatch)
+    return partial(allocated, tmp_path)
 
 
 def own_job(layout, slurm):
@@ -256,123 +232,3 @@ def test_a_run_goes_back_beyond_the_step_that_its_last_decision_names(make, monk
     assert [item.step for item in read_attempt(layout, 2).adopted] == [10]
     begin(layout, slurm, monkeypatch)  # nobody lived to put the others aside
     assert [item.step for item in read_attempt(layout, 3).adopted] == [10]
-
-
-class Leader:
-    """Answers as the agents' leader of a job does."""
-
-    def __init__(self, monkeypatch, *, states, leftover=None):
-        self.states, self.leftover, self.asked = states, leftover or {}, []
-        monkeypatch.setattr(ask_agents, "_ask", self.answer)
-
-    def answer(self, job, question, timeout_s):
-        self.asked.append(question)
-        lost = [name for name, state in self.states.items() if state in ("lost", "busy")]
-        return {
-            "nodes": {"nodes": {name: {"state": state} for name, state in self.states.items()}},
-            "clear": {"clear": not self.leftover, "leftover": self.leftover, "lost": lost},
-        }.get(question["ask"])
-
-
-def test_the_agents_are_asked_before_the_ranks_start_and_told_when_they_do(make, monkeypatch):
-    layout, slurm = make(given=["n1", "n2", "n3"], cluster={"spares": 1})
-    told = Leader(monkeypatch, states={"n1": "live", "n2": "live", "n3": "live"})
-    begin(layout, slurm, monkeypatch)
-    begin(layout, slurm, monkeypatch)
-    assert [question["ask"] for question in told.asked] == [
-        "nodes", "begin", "nodes", "clear", "begin",
-    ]  # fmt: skip
-    assert told.asked[3] == {"ask": "clear", "attempt": 1}
-    assert told.asked[-1] == {
-        "ask": "begin", "attempt": 2, "nodes": ["n1", "n2"], "tasks_per_node": 2,
-    }  # fmt: skip
-
-
-def test_a_lost_node_and_one_that_is_not_clean_are_replaced(make, monkeypatch):
-    layout, slurm = make(given=["n1", "n2", "n3", "n4", "n5"], cluster={"spares": 3})
-    begin(layout, slurm, monkeypatch)
-    states = {"n1": "live", "n2": "lost", "n3": "live", "n4": "busy", "n5": "live"}
-    Leader(monkeypatch, states=states, leftover={"n3": [77], "n1": []})
-    assert begin(layout, slurm, monkeypatch).endswith(" n1,n5 2")
-    left_out = read_attempt(layout, 2).excluded
-    assert "pids 77" in left_out["n3"] and "does not answer" in left_out["n2"]
-    assert kinds(layout) == [(FAULT, "n2")]  # the others have no fault yet
-
-
-def test_a_node_that_was_too_busy_to_answer_is_asked_once_more(make, monkeypatch):
-    layout, slurm = make()
-    begin(layout, slurm, monkeypatch)
-    told = Leader(monkeypatch, states={"n1": "live", "n2": "busy"})
-    answer = told.answer
-
-    def answer_later(job, question, timeout_s):
-        said = answer(job, question, timeout_s)
-        if question["ask"] == "clear":
-            told.states["n2"] = "live"
-        return said
-
-    monkeypatch.setattr(ask_agents, "_ask", answer_later)
-    assert begin(layout, slurm, monkeypatch).endswith(" n1,n2 2")
-    assert kinds(layout) == []
-
-
-def test_a_node_without_agent_is_used_only_where_there_is_no_other(make, monkeypatch):
-    layout, slurm = make(given=["n1", "n2", "n3"], cluster={"spares": 1})
-    Leader(monkeypatch, states={"n1": "live", "n2": "gone", "n3": "live"})
-    assert begin(layout, slurm, monkeypatch).endswith(" n1,n3 2")
-    Leader(monkeypatch, states={"n1": "gone", "n2": "gone", "n3": "gone"})
-    assert begin(layout, slurm, monkeypatch).endswith(" n1,n2 2")
-
-
-@pytest.mark.parametrize("continue_by", ["requeue", "resubmit"])
-def test_with_a_lost_node_a_new_job_does_not_wait_for_the_end_of_this_one(
-    make, monkeypatch, continue_by
-):
-    layout, slurm = make(continue_by)
-    begin(layout, slurm, monkeypatch)
-    Leader(monkeypatch, states={"n1": "live", "n2": "lost"})
-    slurm.done.clear()
-    assert begin(layout, slurm, monkeypatch) == "requeued"
-    new = "13" if continue_by == "requeue" else "14"
-    assert slurm.done[0].startswith("sbatch ") and "afterany" not in slurm.done[0]
-    assert slurm.done[0].endswith("--exclude=n2")
-    assert slurm.done[-1] == "cancel 12" and list(slurm.queue) == [new]
-    # It is not taken for one whose run somebody has cancelled.
-    slurm.gone.add("12")
-    slurm.given = ["n3", "n4"]
-    Leader(monkeypatch, states={})
-    assert begin_job(new, layout, slurm, monkeypatch).endswith(" n3,n4 2")
-
-
-def test_a_job_that_moves_on_takes_what_a_person_has_queued(make, monkeypatch):
-    layout, slurm = make()
-    begin(layout, slurm, monkeypatch)
-    slurm.queue["40"] = ""
-    assert move_on(own_job(layout, slurm), without=["n2"]) == "40"
-    assert slurm.done == ["exclude 40 n2", "cancel 12"]
-
-
-def test_recover_queues_a_new_job_beside_one_that_holds_a_lost_node(make, monkeypatch):
-    layout, slurm = make()
-    begin(layout, slurm, monkeypatch)
-    Leader(monkeypatch, states={"n1": "live", "n2": "lost"})
-    decision = Decision(REQUEUED, "node", "n2 is lost", exclude=("n2",))
-    told = []
-
-    def amend(decided):
-        told.append((decided.reason, list(slurm.done)))
-        return decided
-
-    act(own_job(layout, slurm), OWN, SimpleNamespace(number=1), decision, amend)
-    assert slurm.done == ["sbatch --exclude=n2", "cancel 12"]
-    # On record before the job is cancelled, and its shell with it.
-    assert told == [("n2 is lost, job 13 is next, this one would wait for the node that is lost",
-                     ["sbatch --exclude=n2"])]  # fmt: skip
-
-
-def test_a_lost_answer_makes_no_second_job_beside_the_first(make, monkeypatch):
-    layout, slurm = make()
-    begin(layout, slurm, monkeypatch)
-    slurm.answers = [UnclearError("sbatch lost its connection")]
-    assert move_on(own_job(layout, slurm), without=["n2"]) == "13"
-    assert list(slurm.queue) == ["13"] and slurm.done[-1] == "cancel 12"

@@ -69,6 +69,17 @@ def test_a_stop_is_a_preemptions_the_limits_or_somebodys(
     assert scheduler.asked == [False]
 
 
+@pytest.mark.parametrize(("end_in_s", "stop_in_s", "by"), [
+    (60, 9000, "time_limit"),
+    (20000, 20, "signal"),
+])  # fmt: skip
+def test_a_limit_that_was_moved_since_the_start_counts_as_it_is_now(
+    tmp_path, end_in_s, stop_in_s, by
+):
+    scheduler = Knowing(False, end_at=time.time() + end_in_s)
+    assert leave(tmp_path, scheduler, outcome=USR1, stop_in_s=stop_in_s)[1] == by
+
+
 def test_rank_0s_own_clock_is_the_time_limit_and_nobody_is_asked(tmp_path):
     scheduler = Knowing(True)
     outcome = Outcome(STOPPED, step=20, committed_step=20, signal="SIGALRM")

@@ -9,7 +9,8 @@ from ftslurm.diagnosis import causes
 from ftslurm.diagnosis.finding import Clue, Finding
 from ftslurm.errors import RANK_NEVER_RETRY
 from ftslurm.recovery.budgets import backoff_s
-from ftslurm.recovery.policy import PastAttempt, RankFailure, decide
+from ftslurm.recovery.case import PastAttempt, RankFailure
+from ftslurm.recovery.policy import decide
 from ftslurm.run.attempts import STOPPED, Outcome
 from ftslurm.run.spec import RecoverySpec
 

@@ -15,7 +15,7 @@ from fakes.left_behind import (
     rank_error,
 )
 
-from ftslurm.diagnosis import clues
+from ftslurm.diagnosis import rank_clues
 from ftslurm.diagnosis.clues import gather
 from ftslurm.files import write_json
 from ftslurm.run.attempts import Progress, write_progress
@@ -266,7 +266,7 @@ def test_where_it_is_decided_few_of_many_logs_are_read(layout, paths, monkeypatc
     attempt.update(nodes=nodes, tasks_per_node=4, world_size=200)
     write_json(paths.attempt_json, attempt)
     read = []
-    monkeypatch.setattr(clues, "read_tail", lambda path, most: read.append(path.name))
+    monkeypatch.setattr(rank_clues, "read_tail", lambda path, most: read.append(path.name))
     rank_error(paths, 199, NOW, "PeerLost", "lost")
     found(layout)
     assert sum(name.startswith("rank-") for name in read) == 200

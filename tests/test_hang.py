@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Optional
 
+import failure_clues as texts
 import pytest
 from fakes.views import rank_view, silent
 
+from ftslurm.diagnosis.causes import HANG
+from ftslurm.diagnosis.classify import classify
 from ftslurm.diagnosis.hang import EARLY_S, HangFinding, HangLimits, HangMemory, hung
 from ftslurm.diagnosis.stragglers import StragglerLimits, Watcher
 from ftslurm.run.heartbeat import RankView
@@ -206,6 +210,30 @@ def test_storage_that_fails_over_is_told_of_and_ends_nothing_before_a_save_would
     (first, *more) = told
     assert 10 <= first[0] <= 14 and first[1:] == (False, (0,))
     assert more[0][0] == LIMITS.phase_limit_s["saving"] and all(acts for _, acts, _ in more)
+
+
+def test_ranks_that_are_in_the_kernel_have_as_long_as_a_save_and_their_nodes_are_counted() -> None:
+    limits = replace(LIMITS, phase_limit_s={**LIMITS.phase_limit_s, "saving": 1800.0})
+    for node, told in (
+        ("n1", "state D: storage or a device"),
+        ("n2", "state D on 2 nodes: storage"),
+    ):
+        memory = HangMemory()
+        for second in range(0, 3700, 2):
+            views = [*blocked(second), replace(blocked(second)[0], rank=2, node=node)]
+            finding = hung(views, memory, limits, at=1000.0 + second)
+            if finding is not None and finding.acts:
+                break
+        assert second == 1800 and finding is not None and finding.culprits == (0, 2)
+        assert f"is blocked in the kernel ({told})" in finding.why
+
+
+def test_the_node_of_a_rank_in_the_kernel_is_blamed_where_no_other_nodes_is() -> None:
+    said = "hang: no rank has advanced for 3600 s: rank 3 on n2 is blocked in the kernel (state D"
+    one = classify([texts.agent(f"{said}: storage or a device)")], texts.FACTS)
+    assert (one.cause, one.blamed_rank, one.blamed_node) == (HANG, 3, "n2")
+    many = classify([texts.agent(f"{said} on 2 nodes: storage)")], texts.FACTS)
+    assert (many.cause, many.blamed_node) == ("storage", None)
 
 
 def test_storage_that_is_back_ends_nothing_and_is_told_of_again_the_next_time() -> None:

@@ -1,6 +1,7 @@
 """A look of a node at itself: how long it is waited for, and what is read for it."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from fakes.recovering import FakeScheduler, begin, make_layout, rank_error
@@ -11,6 +12,7 @@ from ftslurm.diagnosis.find import find
 from ftslurm.diagnosis.look_here import heard_before, since_when
 from ftslurm.files import read_json, write_json
 from ftslurm.health.report import Report, Told, report_record
+from ftslurm.health.signals import DRIVER_HANG, Signal
 
 LINK = Told("drain", "NVLINK-DOWN", 3, "0000:9b:00", "fewer NVLinks", "nvlink-model", "DCGM")
 
@@ -110,13 +112,42 @@ def test_a_look_that_hears_nothing_hands_on_what_was_heard_before(layout, monkey
         begin(layout)
     heard_by(layout, 1, 70.0)
 
-    class Probe:
-        class reading:
-            signals = ()
-
-    layout.attempt(2).looks.mkdir(parents=True)
-    monkeypatch.setattr(look_here, "look_at", lambda *_, **__: Probe)
-    monkeypatch.setattr(look_here, "report_of", lambda probe, node: node)
-    monkeypatch.setattr(look_here, "report_record", lambda node: {"schema_version": 1})
+    looked(layout, monkeypatch)
     look_here.look_here(layout, 2, {"SLURMD_NODENAME": "n1"})
     assert read_json(layout.attempt(2).looks / "n1.json")["kernel_at"] == 70.0
+
+
+def looked(layout, monkeypatch, *signals):
+    """What a look shows; its file."""
+    probe = SimpleNamespace(reading=SimpleNamespace(signals=signals))
+    layout.attempt(2).looks.mkdir(parents=True)
+    monkeypatch.setattr(look_here, "look_at", lambda *_, **__: probe)
+    monkeypatch.setattr(look_here, "report_of", lambda probe, node: node)
+    monkeypatch.setattr(look_here, "report_record", lambda node: {"schema_version": 1})
+    return layout.attempt(2).looks / "n1.json"
+
+
+def test_what_a_look_has_found_is_written_before_memory_is_waited_for(layout, monkeypatch):
+    for _ in range(2):
+        begin(layout)
+    path = looked(layout, monkeypatch)
+    gpus = {"0000:1b:00": "70.0 GiB are taken by no process that is there"}
+    before = []
+
+    def held_here(spec, environ):
+        before.append(read_json(path))
+        return gpus
+
+    monkeypatch.setattr(look_here, "held_here", held_here)
+    look_here.look_here(layout, 2, {"SLURMD_NODENAME": "n1"})
+    (first,) = before
+    assert first["held"] == {} and read_json(path) == {**first, "held": gpus}
+
+
+def test_a_driver_that_hangs_is_not_asked_for_memory_as_well(layout, monkeypatch):
+    for _ in range(2):
+        begin(layout)
+    path = looked(layout, monkeypatch, Signal(DRIVER_HANG, True))
+    monkeypatch.setattr(look_here, "held_here", lambda *_: {"0000:1b:00": "a second child"})
+    look_here.look_here(layout, 2, {"SLURMD_NODENAME": "n1"})
+    assert read_json(path)["held"] == {}

@@ -10,8 +10,8 @@ import pytest
 
 from ftslurm.files import write_json
 from ftslurm.recovery import on_event
+from ftslurm.recovery.case import Decision
 from ftslurm.recovery.on_event import events_of, redacted, tell, uncommitted_s
-from ftslurm.recovery.policy import Decision
 from ftslurm.run.attempts import Attempt, append_event, claim, read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record

@@ -6,7 +6,8 @@ import pytest
 from fakes.recovering import PLAIN
 
 from ftslurm.errors import RANK_NEVER_RETRY, RANK_STOPPED
-from ftslurm.recovery.policy import PastAttempt, RankFailure, decide
+from ftslurm.recovery.case import PastAttempt, RankFailure
+from ftslurm.recovery.policy import decide
 from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
 from ftslurm.run.spec import RecoverySpec
 

@@ -9,7 +9,8 @@ import pytest
 from ftslurm.diagnosis import causes
 from ftslurm.diagnosis.finding import Finding
 from ftslurm.errors import RANK_FAILED
-from ftslurm.recovery.policy import Evidence, PastAttempt, RankFailure, decide
+from ftslurm.recovery.case import Evidence, PastAttempt, RankFailure
+from ftslurm.recovery.policy import decide
 from ftslurm.run.spec import RecoverySpec
 
 WALL, INTERVAL = 37, 10

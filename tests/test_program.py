@@ -15,8 +15,9 @@ from ftslurm.program.ending import ASKED, settle
 from ftslurm.program.environment import child_environment
 from ftslurm.program.leaving import exit_code, push_due
 from ftslurm.program.progress import has_progressed, note_start, progressed_between, state_of
+from ftslurm.recovery.actions import DONE, ENDED, REQUEUED, RESTART, STOP
 from ftslurm.recovery.evidence import read_evidence, read_history
-from ftslurm.recovery.policy import DONE, ENDED, REQUEUED, RESTART, STOP, decide
+from ftslurm.recovery.policy import decide
 from ftslurm.run.attempts import append_event, read_outcome
 from ftslurm.run.control import STOP as STOP_ORDER
 from ftslurm.run.control import ControlFiles

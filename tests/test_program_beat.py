@@ -52,6 +52,12 @@ def test_a_program_that_hangs_is_named_and_started_again_and_slow_is_not_hung(tm
         assert (finding["kind"], finding["acted"]) == ("hang", True), finding
         assert "ranks 0, 1 called ftslurm.should_stop() 20 times and then no more" in finding["why"]
         assert "recovery.phase_limit_s.evaluating" in finding["why"]
+        assert "attempts/0001/evidence/stacks" in finding["why"]
+        for number in (0, 1):
+            kept = job.layout.attempt(first).root / "evidence" / "stacks" / f"rank-{number:05d}.txt"
+            text = kept.read_text()
+            assert "Python stacks:" in text and 'File "<string>", line 7 in <module>' in text, text
+            assert "State: S (sleeping)" in text and " -c " in text, text
         assert all(is_gone(rank) for rank in job.ranks.values())
         assert not (job.layout.resume / "state-0").exists()
         assert recovered(job, first, rc=137) == ("restart", "hang")

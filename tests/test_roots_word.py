@@ -42,9 +42,9 @@ def said(monkeypatch):
     """What lies in root's folder, and for which job it is looked up."""
     told, asked = [], []
 
-    def read_verdicts(folder, nodes, *, job="", since=0.0):
+    def read_verdicts(folder, nodes, *, job=""):
         asked.append(job)
-        return [one for one in told if one.node in nodes and one.at >= since], []
+        return [one for one in told if one.node in nodes], []
 
     monkeypatch.setattr(verdict_folder, "read_verdicts", read_verdicts)
     return told, asked
@@ -154,7 +154,7 @@ def test_nor_does_it_cost_the_diagnosis(layout, monkeypatch):
 
 def test_what_has_come_by_the_deadline_is_classified_though_one_source_hangs(layout, monkeypatch):
     rank_error(begin(layout), 3, 5.0, "no such key", kind="KeyError", node="n2")
-    monkeypatch.setattr("ftslurm.diagnosis.clues._logs", lambda found: time.sleep(30))
+    monkeypatch.setattr("ftslurm.diagnosis.clues.of_logs", lambda found: time.sleep(30))
     monkeypatch.setattr("ftslurm.diagnosis.find.MARGIN_S", 0.2)
     monkeypatch.setattr("ftslurm.diagnosis.find.DEADLINE_S", 1.0)
     decision = decide(layout)

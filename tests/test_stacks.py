@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ftslurm.agent import stacks
 from ftslurm.agent.stacks import take_stacks
 from ftslurm.run.heartbeat import RankView, read_views
 
@@ -161,3 +162,14 @@ def test_another_process_with_the_ranks_number_is_not_signalled(
     process.kill()
     process.wait()
     assert "the process has ended" in taken(tmp_path, view)[0]
+
+
+def test_who_has_started_whom_is_looked_at_once_for_all_ranks_of_a_program(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, view = start("asleep")
+    looks = []
+    monkeypatch.setattr(stacks, "children_by_parent", lambda: looks.append(1) or {})
+    views = [replace(view, rank=rank, counted=True) for rank in range(3)]
+    assert sorted(take_stacks(views, tmp_path / "attempt-0001", deadline_s=0.1)) == [0, 1, 2]
+    assert looks == [1]

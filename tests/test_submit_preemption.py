@@ -7,34 +7,46 @@ import pytest
 
 from ftslurm.run.spec import ClusterSpec, RunSpec
 from ftslurm.scheduler.protocol import Site
+from ftslurm.scheduler.settings import mode_of_qos, read_qos
 from ftslurm.scheduler.slurm import Completed, SlurmScheduler
 from ftslurm.submit.continue_by import settle_continue_by
 from ftslurm.submit.deadline import emergency_deadline_s
 from ftslurm.submit.place import site_of
-from ftslurm.submit.preemption import Preemption, ways, why_unsure
+from ftslurm.submit.preemption import Preemption, qos_of, ways, why_unsure
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = ("22.05", "24.11", "26.05")
 
-QOS = "normal|00:00:00|cluster|\nspot|00:02:00|cancel|\nlow|00:00:40|cluster|\n"
-QOS += "urgent|00:00:00|cluster|spot,low\n"
+RECORDED = DATA / "slurm-22.05"
+"""What sacctmgr prints of five QOS, and of a user with a default, with several QOS, with one."""
+QOS = (RECORDED / "qos.txt").read_text()
+DEFAULT, MANY, ONE = (RECORDED / f"assoc{which}.txt" for which in ("", "-many", "-one"))
 
 
 class Recorded:
     """Answers with a recorded configuration, its PreemptType changed; `accounts`: what sacctmgr
-    prints (None: it fails)."""
+    prints of QOS (None: it fails), `assoc`: of the user."""
 
-    def __init__(self, version="24.11", *, kind="preempt/qos", accounts=None):
+    def __init__(self, version="24.11", *, kind="preempt/qos", accounts=None, assoc=""):
         text = (DATA / f"slurm-{version}" / "config.txt").read_text()
         self.config = text.replace("preempt/partition_prio", kind)
         self.partitions = (DATA / f"slurm-{version}" / "partitions.txt").read_text()
-        self.accounts, self.asked = accounts, []
+        self.accounts, self.assoc, self.asked = accounts, assoc, []
 
     def __call__(self, argv, timeout_s):
         self.asked.append(argv[0])
         if argv[0] == "sacctmgr":
             failed = Completed(1, "", "sacctmgr: error: Problem talking to the database")
-            return failed if self.accounts is None else Completed(0, self.accounts, "")
+            if self.accounts is None:
+                return failed
+            user = (RECORDED / "user.txt").read_text()
+            return Completed(
+                0,
+                {"qos": self.accounts, "assoc": self.assoc, "user": user}[
+                    argv[argv.index("show") + 1]
+                ],
+                "",
+            )
         return Completed(0, self.config if "config" in argv else self.partitions, "")
 
     def site(self):
@@ -75,6 +87,33 @@ def test_with_preempt_qos_the_qos_counts_and_the_partition_does_not(
         assert why_unsure(chosen.cluster, site) is None
 
 
+@pytest.mark.parametrize(("assoc", "account", "qos"), [
+    (DEFAULT, None, "spot"),
+    (DEFAULT, "ftslurm", "spot"),
+    (DEFAULT, "other", None),
+    (ONE, None, "low"),
+    (MANY, None, None),
+])  # fmt: skip
+def test_a_job_that_names_no_qos_has_its_users_default(assoc, account, qos):
+    site = Recorded(accounts=QOS, assoc=assoc.read_text()).site()
+    chosen = spec(partition="low", account=account)
+    assert qos_of(chosen.cluster, site) == qos
+    assert (why_unsure(chosen.cluster, site) is None) == (qos is not None)
+    assert qos_of(spec(account=account, qos="low").cluster, site) == "low"
+
+
+def test_an_association_of_a_partition_is_no_default_of_the_account():
+    rows = DEFAULT.read_text() + "ftslurm|ftslurm|ftuser1|high|low|low\n"
+    site = Recorded(accounts=QOS, assoc=rows).site()
+    assert site.default_qos == {}
+
+
+def test_a_qos_whose_jobs_preempt_each_other_has_the_clusters_mode():
+    known = read_qos(run=Recorded(accounts=QOS))
+    assert known["shared"].preempt_mode == "within"
+    assert mode_of_qos(known, "shared", "GANG,REQUEUE") == "GANG,REQUEUE"
+
+
 def test_a_site_with_one_qos_gives_every_job_that_one():
     site = Recorded(accounts="normal|00:00:30|cancel,within|\n").site()
     assert settle_continue_by(spec(partition="low"), site) == "resubmit"
@@ -83,7 +122,7 @@ def test_a_site_with_one_qos_gives_every_job_that_one():
 @pytest.mark.parametrize(("accounts", "qos", "said"), [
     (None, "spot", "`sacctmgr show qos` does not answer"),
     (QOS, None, "which QOS the job gets is not known"),
-    (QOS, "gone", "set cluster.qos (one of low, normal, spot, urgent)"),
+    (QOS, "gone", "set cluster.qos (one of low, normal, shared, spot, urgent)"),
 ])  # fmt: skip
 def test_what_cannot_be_told_goes_by_the_partition_and_is_said(accounts, qos, said, capsys):
     scheduler = SlurmScheduler(Recorded(accounts=accounts))
@@ -104,6 +143,6 @@ def test_nothing_is_said_where_partitions_decide(capsys):
 
 def test_what_was_frozen_by_an_older_version_goes_by_the_partition():
     record = dataclasses.asdict(Recorded(kind="preempt/partition_prio").site())
-    for name in ("preempt_by_qos", "qos_grace_s", "qos_preempt_mode"):
+    for name in ("preempt_by_qos", "qos_grace_s", "qos_preempt_mode", "default_qos"):
         del record[name]
     assert ways(ClusterSpec(partition="low"), Site.from_dict(record))

@@ -2,86 +2,15 @@
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
-
-from ftslurm.node.environment import Environment
-from ftslurm.run.spec import ClusterSpec, RunSpec
-from ftslurm.scheduler.launch import LOGS
-from ftslurm.submit.render import render_script
-
-# Notes its arguments; `claim` and `recover` answer with the next line of the file of that name
-# (exit code, then what is printed), a rank runs the file `ranks`.
-INTERPRETER = """#!/bin/bash
-cd "$FTSLURM_RUN_DIR" || exit
-{ printf '%s|' "$@"; echo; } >>calls
-case $3 in
-  claim | recover)
-    [[ ! -e $3-hook ]] || . "./$3-hook"
-    read -r rc words <"$3"
-    sed -i 1d "$3"
-    echo "$words"
-    exit "$rc"
-    ;;
-esac
-[[ $2 == ftslurm.node.unpack ]] && . ./unpack
-[[ $2 == ftslurm.node.preflight ]] && . ./preflight
-[[ $2 == ftslurm.agent ]] && . ./agent
-. ./ranks
-"""
+from fakes.script_loop import calls, starter, wait_for
 
 
 @pytest.fixture
 def loop(tmp_path):
-    """The rendered loop with an interpreter of the test's own; returns a starter."""
-    run_dir = tmp_path / "it's a $(touch x) run"
-    (run_dir / "code").mkdir(parents=True)
-    fake = tmp_path / "python"
-    fake.write_text(INTERPRETER)
-    fake.chmod(0o755)
-
-    def start(
-        *, claim=(), recover=(), ranks="exit 0", unpack="exit 0", preflight="", agent="", **cluster
-    ):
-        (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
-        (run_dir / "recover").write_text("".join(f"{line}\n" for line in recover))
-        (run_dir / "ranks").write_text(ranks)
-        (run_dir / "unpack").write_text(unpack)
-        (run_dir / "preflight").write_text(preflight)
-        (run_dir / "agent").write_text(agent)
-        environment = Environment(tmp_path / "env.tar", tmp_path / "unpacked")
-        script = run_dir / "train.sbatch"
-        script.write_text(
-            render_script(
-                RunSpec(cluster=ClusterSpec(**cluster)),
-                run_id="loop",
-                run_dir=run_dir,
-                python=str(fake),
-                python_path=[run_dir / "code"],
-                launch=["env", f"SEEN_LOGS={LOGS}/rank-%t.log"],
-                on_nodes=["env", "ON=nodes"],
-                agents=["env", "AGENT=1"] if agent else [],
-                preflight=["srun", "--nodes=1"] if preflight else [],
-                environment=environment if "environment" in cluster else None,
-            )
-        )
-        process = subprocess.Popen(["bash", script], env=os.environ, start_new_session=True)
-        return process, run_dir
-
-    return start
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.01)
-
-
-def calls(run_dir):
-    return [line.split("|")[:-1] for line in (run_dir / "calls").read_text().splitlines()]
+    return starter(tmp_path)
 
 
 def test_a_finished_run_ends_the_job_at_once(loop):
@@ -306,90 +235,3 @@ def test_a_signal_while_the_environment_is_unpacked_ends_neither_shell_nor_wait(
     assert process.wait(30) == 0
     assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]
     assert not (run_dir / "started").exists()
-
-
-SRUN_OF_AGENTS = "echo $$ >>agents\nexec sleep 30"
-
-
-@pytest.fixture
-def watched(loop, tmp_path, monkeypatch):
-    """A loop with agents."""
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    run_dir = tmp_path / "it's a $(touch x) run"
-    (run_dir / "submit").mkdir()
-    for number in ("0001", "0002"):
-        (run_dir / "attempts" / number).mkdir(parents=True)
-
-    def start(agent=SRUN_OF_AGENTS, **values):
-        return loop(agent=agent, **values)
-
-    return start
-
-
-def alive(pid):
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_agents_are_started_once_for_all_attempts_and_end_with_the_job(watched):
-    process, run_dir = watched(
-        claim=["0 go 1 n1 20001", "0 go 2 n1 20002"], recover=["0 restart", "0 stop"]
-    )
-    assert process.wait(30) == 1
-    (pid,) = (run_dir / "agents").read_text().split()
-    assert not alive(pid)
-    assert [call[1] for call in calls(run_dir)].count("ftslurm.agent") == 1
-
-
-def test_agents_that_have_ended_are_started_again_before_the_next_attempt(watched):
-    process, run_dir = watched(
-        agent="echo $$ >>agents\nexit 1",
-        claim=["0 go 1 n1 20001", "0 go 2 n1 20002"],
-        recover=["0 restart", "0 done"],
-        ranks="sleep 0.3\nexit 9",
-    )
-    assert process.wait(30) == 0
-    assert len((run_dir / "agents").read_text().split()) == 2
-
-
-def test_agents_that_do_not_go_hold_the_job_for_two_seconds_at_most(watched, tmp_path):
-    """As srun is held by a dead node."""
-    hook = "while [ ! -e agents ]; do sleep 0.02; done\n"
-    (tmp_path / "it's a $(touch x) run" / "claim-hook").write_text(hook)
-    process, run_dir = watched(agent=f"trap '' TERM\n{SRUN_OF_AGENTS}", claim=["0 done"])
-    wait_for(run_dir / "agents")
-    begun = time.monotonic()
-    try:
-        assert process.wait(30) == 0
-        assert 1.9 < time.monotonic() - begun < 5
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def test_what_the_launcher_says_is_kept_and_passed_on_and_its_code_is_its_own(watched, capfd):
-    process, run_dir = watched(
-        claim=["0 go 1 n1 20001"], recover=["0 stop"], ranks="echo task 3: Killed >&2\nexit 137"
-    )
-    assert process.wait(30) == 1
-    kept = (run_dir / "attempts" / "0001" / "launcher.log").read_text()
-    assert kept == "task 3: Killed\n" and kept in capfd.readouterr().err
-    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "137"]
-
-
-def test_a_term_to_all_that_the_shell_started_leaves_the_launcher_somebody_to_talk_to(watched):
-    process, run_dir = watched(
-        claim=["0 go 1 n1 20001"],
-        recover=["0 requeued"],
-        ranks="trap '' TERM\ntouch up\nwhile [ ! -e go ]; do sleep 0.02; done\n"
-        "echo last words >&2\nexit 75",
-    )
-    wait_for(run_dir / "up")
-    os.killpg(process.pid, signal.SIGTERM)
-    time.sleep(0.1)
-    (run_dir / "go").touch()
-    assert process.wait(30) == 0
-    assert (run_dir / "attempts" / "0001" / "launcher.log").read_text() == "last words\n"
-    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]

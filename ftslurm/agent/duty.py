@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.agent.ask import exchange
+from ftslurm.agent.gpu_memory import GpuMemory
 from ftslurm.agent.kernel_log import newest_kernel_line
 from ftslurm.agent.processes import GRACE_S, end, launchers_of, ranks_of
 from ftslurm.agent.silence import ANSWERS, NOTHING, REFUSES
 from ftslurm.agent.wire import Message, WireError
+from ftslurm.diagnosis.gpu_memory import Told
 from ftslurm.run.heartbeat import RankView, beats_folder, read_views
 from ftslurm.scheduler.process import ProcessName
 
@@ -36,10 +38,18 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Duty:
-    """This node's."""
+    """This node's. `gpus`: of the job."""
 
-    def __init__(self, run_dir: Path, node: str, key: bytes, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        node: str,
+        key: bytes,
+        environ: Mapping[str, str],
+        gpus: Optional[GpuMemory] = None,
+    ) -> None:
         self.node = node
+        self._gpus = gpus
         self._run_dir, self._key, self._environ = run_dir, key, environ
         self._kernel_after: dict[int, Optional[int]] = {}
         """Attempt -> number of the kernel's newest line when it began."""
@@ -53,11 +63,16 @@ class Duty:
         attempt = int(order.get("attempt", 0))
         what = order["do"]
         if what == "begin":
-            self._kernel_after = {attempt: newest_kernel_line()}
+            # Of one that is under way, what came since it was claimed counts, by the clock.
+            late = bool(order.get("under_way"))
+            self._kernel_after = {attempt: None if late else newest_kernel_line()}
         if what == "end":
             return {"left": self._end(attempt, order.get("grace_s", GRACE_S))}
         if what == "clear":
-            return {"left": self._clear(attempt)}
+            left = self._clear(attempt)
+            # What lives has memory, and is told of by itself.
+            memory = self._gpus.look() if self._gpus and not left else Told()
+            return {"left": left, "held": dict(memory.held), "unseen": memory.is_unseen}
         if what == "stacks":
             return {"stacks": self._stacks(attempt)}
         if what == "collect":
@@ -104,7 +119,7 @@ class Duty:
         return sorted(name.pid for name in left)
 
     def _forget_beats(self, attempt: int) -> None:
-        """Memory of attempts before this one is given back."""
+        """What attempts before this one have in this node's memory is given back."""
         folder = beats_folder(self._environ, attempt)
         if folder is None or not folder.parent.is_dir():
             return

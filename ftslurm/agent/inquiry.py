@@ -20,7 +20,8 @@ from ftslurm.errors import RANK_STOPPED
 if TYPE_CHECKING:
     from ftslurm.agent.leader import Leader
 
-CLEAR_S = 12.0
+CLEAR_S = 14.0
+"""A process that takes its time to go, and then its memory."""
 AS_ASKED = (0, RANK_STOPPED, 128 + signal.SIGTERM)
 """Exit codes of the ranks' launcher behind which no fault of a node is looked for."""
 
@@ -59,18 +60,22 @@ def _begin(leader: Leader, message: Message, say: _Answer) -> None:
 
 
 def _clear(leader: Leader, message: Message, say: _Answer) -> None:
-    """Leftovers of an attempt and of older ones are ended; what could not be."""
+    """Leftovers of an attempt and of older ones are ended; what could not be, which GPUs' memory
+    has not come back, and on which nodes their GPUs are not shown to agents."""
     live = leader.roll.live
     lost = [name for name, seat in leader.roll.seats.items() if seat.state == "lost"]
 
     def then(replies: Replies) -> None:
         leftover = {node: reply["left"] for node, reply in replies.items() if reply.get("left")}
-        leader.note_leftover(leftover)
+        held = {node: reply["held"] for node, reply in replies.items() if reply.get("held")}
+        leader.note_left_behind(leftover, held)
         mute = [node for node in live if "left" not in replies.get(node, {})]
         say(
             {
-                "clear": not leftover and not mute,
+                "clear": not (leftover or held or mute),
                 "leftover": leftover,
+                "held": held,
+                "unseen": sorted(node for node, reply in replies.items() if reply.get("unseen")),
                 "lost": sorted({*lost, *mute}),
             }
         )

@@ -7,7 +7,7 @@ is asked aside. A leader that is cut off ends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 from ftslurm.agent.aside import Aside
@@ -22,12 +22,10 @@ from ftslurm.agent.processes import GRACE_S
 from ftslurm.agent.report import AgentFinding, NodeReport, status_record, to_row
 from ftslurm.agent.roll import Roll, Seat
 from ftslurm.agent.tree import parents
-from ftslurm.agent.trial import LEADER_LOST, Trial
+from ftslurm.agent.trial import LEADER_LOST, Trial, needed_nodes
 from ftslurm.agent.wire import Message
-from ftslurm.recovery.exclusion import taken_back
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.node_memory import read_node_events
 from ftslurm.run.spec import RecoverySpec
 
 TICK_S = 1.0
@@ -101,15 +99,24 @@ class Leader:
 
     # What the outside asks for.
 
-    def begin_attempt(self, number: int, nodes: list[str], tasks_per_node: int) -> None:
+    def begin_attempt(
+        self,
+        number: int,
+        nodes: list[str],
+        tasks_per_node: int,
+        *,
+        before: Sequence[AgentFinding] = (),
+        under_way: bool = False,
+    ) -> None:
+        """`before`: found in it by another leader; `under_way`: its ranks may run already."""
         if self.trial is not None and self.trial.number == number:
             return  # taken up already
         world_size = len(nodes) * tasks_per_node
         paths = self.layout.attempt(number)
-        self.trial = Trial(number, nodes, world_size, paths, self.recovery)
-        self.loop.in_thread(lambda: _taken_back(self.layout), self._need, otherwise=frozenset())
+        self.trial = Trial(number, nodes, world_size, paths, self.recovery, list(before))
+        self.loop.in_thread(lambda: needed_nodes(self.layout), self._need, otherwise=frozenset())
         self._watch.begin(number)
-        self.orders.give("begin", attempt=number)
+        self.orders.give("begin", attempt=number, under_way=under_way)
         self._event("begin", self.me, nodes=nodes)
         self.write_status()
         self._begin_without(self.trial, self.roll.lost(nodes))
@@ -117,9 +124,11 @@ class Leader:
     def _begin_without(self, trial: Trial, lost: list[Seat]) -> None:
         """Nodes that were lost since the batch loop has looked. It is about to start the ranks."""
 
+        first = len(trial.findings)
+
         def end() -> None:
             if self.trial is trial:
-                self.end_ranks(trial.number, trial.findings[0].why, lambda: None)
+                self.end_ranks(trial.number, trial.findings[first].why, lambda: None)
 
         for seat in lost:
             self._lose(seat)
@@ -155,12 +164,13 @@ class Leader:
             "end", live, within_s=END_S, then=launcher, attempt=attempt, grace_s=grace_s
         )
 
-    def note_leftover(self, leftover: Mapping[str, list[int]]) -> None:
-        """Processes of an attempt that outlived KILL."""
-        if self.trial is not None and leftover:
-            pids = "; ".join(f"{node}: {sorted(left)}" for node, left in sorted(leftover.items()))
-            why = f"processes of attempt {self.trial.number} or an older one do not end ({pids})"
-            self._note(self.trial.add("leftover", why, nodes=sorted(leftover)))
+    def note_left_behind(
+        self, leftover: Mapping[str, list[int]], held: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Processes of an attempt that outlived KILL, and GPU memory that has not come back."""
+        if self.trial is not None:
+            for finding in self.trial.left_behind(leftover, held):
+                self._note(finding)
 
     def write_status(self) -> None:
         if self.trial is None:
@@ -386,10 +396,3 @@ class Leader:
         self.ledger.event(
             self.trial.paths, {"at": time.time(), "kind": kind, "node": node, **facts}
         )
-
-
-def _taken_back(layout: RunLayout) -> frozenset[str]:
-    try:
-        return taken_back(read_node_events(layout))
-    except OSError:
-        return frozenset()

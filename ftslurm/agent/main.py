@@ -30,15 +30,18 @@ from ftslurm.agent.ask import (
     restart_count,
 )
 from ftslurm.agent.duty import Duty
+from ftslurm.agent.gpu_memory import GpuMemory
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.late_commits import LOOK_S, LateCommits
 from ftslurm.agent.leader import Leader
+from ftslurm.agent.ledger import agents_json
 from ftslurm.agent.loop import Loop, tell
 from ftslurm.agent.member import Member
 from ftslurm.agent.metrics_child import LOOK_S as METRICS_LOOK_S
 from ftslurm.agent.metrics_child import MetricsChild
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError
-from ftslurm.files import is_listed, write_json
+from ftslurm.agent.report import AgentFinding, findings_in
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, FormatError, RunError
+from ftslurm.files import is_listed, read_json, write_json
 from ftslurm.run.attempts import claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import STOP_SIGNALS
@@ -49,6 +52,7 @@ from ftslurm.scheduler.protocol import Scheduler
 
 LEADER_WITHIN_S = 120.0
 """The batch node's own task may start late."""
+ADDRESS_LOOK_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,12 @@ class Agent:
     @property
     def leads(self) -> bool:
         return self.node == self.nodes[0]
+
+    @property
+    def gpus(self) -> GpuMemory:
+        spec = self.record.spec
+        raw_job_id = self.environ.get("SLURM_JOB_ID", self.job_id)
+        return GpuMemory(raw_job_id, spec.cluster.gpus_per_node, spec.health.nvml_library)
 
     @property
     def interface(self) -> Optional[str]:
@@ -136,11 +146,29 @@ def leave_with_parent(loop: Loop) -> None:
     loop.every(1.0, look)
 
 
+def leave_with_address(agent: Agent, loop: Loop) -> None:
+    """Agents that were started again have another leader; the members leave with this one. Where
+    both processes of their srun are killed, slurmstepd leaves its tasks alone (seen on 22.05)."""
+    own = (restart_count(agent.environ), _step_id(agent.environ))
+
+    def look(address: Optional[Address]) -> None:
+        if address is not None and (address.restart_count, address.step_id) != own:
+            tell("leaves, another leader has begun in this job")
+            loop.stop()
+        else:
+            loop.later(ADDRESS_LOOK_S, again)
+
+    def again() -> None:
+        loop.in_thread(lambda: read_address(agent.layout, agent.job_id), look)
+
+    loop.later(ADDRESS_LOOK_S, again)
+
+
 def lead(agent: Agent) -> None:
     allow_many_files()
     key = os.urandom(KEY_BYTES)
     loop = Loop(key)
-    duty = Duty(agent.layout.root, agent.node, key, agent.environ)
+    duty = Duty(agent.layout.root, agent.node, key, agent.environ, agent.gpus)
     leader = Leader(
         loop,
         duty,
@@ -158,6 +186,7 @@ def lead(agent: Agent) -> None:
     loop.every(METRICS_LOOK_S, metrics.look)
     _take_up(agent, leader)
     leave_with_parent(loop)
+    leave_with_address(agent, loop)
     loop.in_thread(duty.sweep, lambda _: None)
     late = LateCommits(agent.layout, agent.record, loop.in_thread, environ=agent.environ)
     loop.every(LOOK_S, lambda: late.look(leader.trial.number if leader.trial else None))
@@ -170,7 +199,7 @@ def follow(agent: Agent) -> None:
     address = _await_leader(agent)
     place = (address.node, address.host, address.port)
     loop = Loop(address.key)
-    duty = Duty(agent.layout.root, agent.node, address.key, agent.environ)
+    duty = Duty(agent.layout.root, agent.node, address.key, agent.environ, agent.gpus)
     succession = Succession(
         agent.layout,
         agent.scheduler,
@@ -230,7 +259,8 @@ def _publish(agent: Agent, port: int, key: bytes) -> None:
 
 def _take_up(agent: Agent, leader: Leader) -> None:
     """Begin the attempt that was claimed before there was a leader to be told: the batch script
-    starts both at once. Who claims one later finds the address."""
+    starts both at once, and agents again whose leader has died. Who claims one later finds the
+    address."""
     newest = claimed_numbers(agent.layout)[-1:]
     for number in newest:
         attempt = read_attempt(agent.layout, number)
@@ -238,7 +268,19 @@ def _take_up(agent: Agent, leader: Leader) -> None:
         is_over = is_listed(agent.layout.attempt(number).decision_json)
         if (attempt.job_id, attempt.restart_count) == own and not is_over:
             tasks = attempt.tasks_per_node or agent.record.spec.cluster.tasks_per_node
-            leader.begin_attempt(number, attempt.nodes, tasks)
+            before = _found_before(agent.layout, number)
+            leader.begin_attempt(number, attempt.nodes, tasks, before=before, under_way=True)
+
+
+def _found_before(layout: RunLayout, number: int) -> list[AgentFinding]:
+    """In this attempt, by a leader that has died."""
+    try:
+        return findings_in(read_json(agents_json(layout.attempt(number))))
+    except FileNotFoundError:
+        return []
+    except (OSError, FormatError, TypeError) as error:
+        tell(f"what was found in attempt {number} so far is not known: {error}")
+        return []
 
 
 def _step_id(environ: Mapping[str, str]) -> str:

@@ -89,7 +89,8 @@ class AgentFinding:
     """Something the leader has found."""
 
     kind: str
-    """hang | blocked | straggler | slow_all | drift | node_lost | leader_lost | leftover"""
+    """hang | blocked | straggler | slow_all | drift | node_lost | leader_lost | leftover
+    | gpu_held"""
     at: float
     since: float
     why: str
@@ -98,6 +99,11 @@ class AgentFinding:
     nodes: list[str] = field(default_factory=list)
     acted: bool = False
     """The ranks of the attempt are ended, or asked to leave, for it."""
+
+
+def findings_in(record: Mapping[str, Any]) -> list[AgentFinding]:
+    """Of an agents.json; TypeError for one of another version."""
+    return [AgentFinding(**row) for row in record.get("findings", [])]
 
 
 def status_record(

@@ -2,16 +2,19 @@
 
 Python stacks by the rank's own handler (run/stack_dump.py), its newest collectives, and what the
 kernel says of it: a rank that is stopped or blocked in the kernel writes no stacks, and that is the
-answer. Only a process that is the rank is signalled, and only one that handles the signal. Never
-waits longer than its deadline, never raises for a rank that is gone.
+answer. Of a program's rank, all of that of the processes of its program. Only a process that is the
+rank or of its program is signalled, and only one that handles the signal. Never waits longer than
+its deadline, never raises for a rank that is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -22,9 +25,12 @@ from ftslurm.run.heartbeat import (
     is_private,
     nccl_pipe,
     process_state,
+    program_stacks_file,
     read_notes,
     stacks_file,
 )
+from ftslurm.run.process_stat import children_by_parent, descendants, process_stat
+from ftslurm.run.stack_dump import DUMP_SIGNAL
 
 DEADLINE_S = 5.0
 """A handler that has not begun by then will not: the process is stopped or in the kernel."""
@@ -32,6 +38,8 @@ _QUIET_S = 0.1
 """A file that has not grown for so long is taken to be complete."""
 _THREADS = 64
 """Threads of which the kernel's side is told."""
+_PROCESSES = 16
+"""Of one program, likewise."""
 MOST_BYTES = 256 << 10
 """Of one rank's stacks; the evidence travels to the leader."""
 
@@ -43,36 +51,74 @@ def take_stacks(
     `deadline_s`."""
     if not is_private(folder):
         return {}
-    began_at = {view.rank: _size(stacks_file(folder, view.rank)) for view in views}
-    refusals = {view.rank: _ask(view, folder) for view in views}
+    # Once: with many ranks and processes a look at all of /proc takes longer than the deadline.
+    children = children_by_parent() if any(view.counted for view in views) else {}
+    writers = {view.rank: _writers(view, folder, children) for view in views}
+    files = [one.file for of_rank in writers.values() for one in of_rank]
+    began_at = {file: _size(file) for file in files}
+    refusals = {one.file: _ask(one) for of_rank in writers.values() for one in of_rank}
     for view in views:
         _ask_nccl(folder, view.rank)
-    asked = [view.rank for view in views if refusals[view.rank] is None]
-    _await(asked, folder, began_at, time.monotonic() + deadline_s)
+    asked = [file for file in files if refusals[file] is None]
+    _await(asked, began_at, time.monotonic() + deadline_s)
     texts = {}
     for view in views:
-        stacks = _new_text(stacks_file(folder, view.rank), began_at[view.rank])
-        missing = refusals[view.rank] or f"none within {deadline_s:.0f} s"
-        parts = [_facts(view), _collectives(folder, view.rank), _kernel_side(view)]
-        parts.append(f"Python stacks:\n{stacks}" if stacks else f"Python stacks: {missing}\n")
-        texts[view.rank] = "\n".join(parts)
+        parts = [_facts(view), _collectives(folder, view.rank)]
+        for one in writers[view.rank]:
+            stacks = _new_text(one.file, began_at[one.file])
+            missing = refusals[one.file] or f"none within {deadline_s:.0f} s"
+            parts += [one.heading, kernel_side(one.pid, one.start_ticks)]
+            parts.append(f"Python stacks:\n{stacks}" if stacks else f"Python stacks: {missing}\n")
+        texts[view.rank] = "\n".join(filter(None, parts))
     return texts
 
 
-def _ask(view: RankView, folder: Path) -> Optional[str]:
+@dataclass(frozen=True)
+class _Writer:
+    """A process that may be asked for its stacks."""
+
+    pid: int
+    start_ticks: int
+    """-1: it cannot be seen from here."""
+    number: int
+    """The signal that it expects; 0: none."""
+    file: Path
+    """Where it writes."""
+    heading: str = ""
+
+
+def _writers(view: RankView, folder: Path, children: Mapping[int, Sequence[int]]) -> list[_Writer]:
+    """The rank; of a program's rank, which only waits, the processes of the program."""
+    ticks = -1 if view.proc_state == UNSEEN else view.start_ticks
+    rank = _Writer(view.pid, ticks, dump_signal(folder, view.rank), stacks_file(folder, view.rank))
+    if not view.counted or ticks < 0:
+        return [rank]
+    found = []
+    for pid in descendants(view.pid, children)[:_PROCESSES]:
+        stat, file = process_stat(pid), program_stacks_file(folder, view.rank, pid)
+        if stat is not None:
+            words = _read(Path(f"/proc/{pid}/cmdline")).split("\0")
+            heading = f"Process {pid}: {shlex.join(words)[:200]}\n"
+            number = DUMP_SIGNAL if file.exists() else 0
+            found.append(_Writer(pid, stat.started, number, file, heading))
+    return found or [rank]
+
+
+def _ask(one: _Writer) -> Optional[str]:
     """Send the signal; why not, where that would be in vain or do harm."""
-    number = dump_signal(folder, view.rank)
-    if view.proc_state == UNSEEN:
+    if one.start_ticks < 0:
         return "the process has a container's number and cannot be signalled from here"
-    state = process_state(view.pid, view.start_ticks)
+    state = process_state(one.pid, one.start_ticks)
     if not state:
         return "the process has ended"
     if state in ("T", "t"):
         return f"the process is stopped (state {state}), by SIGSTOP or a debugger"
-    if not number or not _handles(view.pid, number):
+    if not one.number or not _handles(one.pid, one.number):
+        if one.heading:
+            return "the process has not called ftslurm.should_stop(), or is no Python"
         return "the process had not come as far as to write any"
     try:
-        os.kill(view.pid, number)
+        os.kill(one.pid, one.number)
     except OSError as error:
         return f"the process cannot be signalled ({error})"
     return None
@@ -97,15 +143,15 @@ def _handles(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def _await(ranks: Sequence[int], folder: Path, began_at: dict[int, int], deadline: float) -> None:
+def _await(files: Sequence[Path], began_at: Mapping[Path, int], deadline: float) -> None:
     sizes = dict(began_at)
-    grew_at = dict.fromkeys(ranks, 0.0)
+    grew_at = dict.fromkeys(files, 0.0)
     while time.monotonic() < deadline:
         now = time.monotonic()
-        for rank in ranks:
-            size = _size(stacks_file(folder, rank))
-            if size != sizes[rank]:
-                sizes[rank], grew_at[rank] = size, now
+        for file in files:
+            size = _size(file)
+            if size != sizes[file]:
+                sizes[file], grew_at[file] = size, now
         if all(at and now - at >= _QUIET_S for at in grew_at.values()):
             return
         time.sleep(0.02)
@@ -131,16 +177,16 @@ def _collectives(folder: Path, rank: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kernel_side(view: RankView) -> str:
+def kernel_side(pid: int, start_ticks: int) -> str:
     """The threads' states, where they wait, and the stack in the kernel where it may be read."""
-    if view.proc_state == UNSEEN or not process_state(view.pid, view.start_ticks):
+    if start_ticks < 0 or not process_state(pid, start_ticks):
         return "Kernel: the process has ended, or cannot be seen from here\n"
-    status = _status(view.pid)
+    status = _status(pid)
     wanted = ("Name", "State", "VmRSS", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
     lines = ["Kernel:", *(f"  {name}: {status[name]}" for name in wanted if name in status)]
-    tasks = sorted(_listed(Path(f"/proc/{view.pid}/task")), key=int)
+    tasks = sorted(_listed(Path(f"/proc/{pid}/task")), key=int)
     for task in tasks[:_THREADS]:
-        folder = Path(f"/proc/{view.pid}/task/{task}")
+        folder = Path(f"/proc/{pid}/task/{task}")
         state = _status_of(folder).get("State", "gone")
         call = _first_word(_read(folder / "syscall"))
         where = _read(folder / "wchan")

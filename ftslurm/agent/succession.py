@@ -27,10 +27,10 @@ from ftslurm.agent.wire import WireError
 from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import FtslurmError, SchedulerError
 from ftslurm.files import is_listed, write_json
+from ftslurm.recovery.actions import REQUEUED
 from ftslurm.recovery.keep_out import keep_out_of_waiting, known_exclusions
 from ftslurm.recovery.next_job import move_on
 from ftslurm.recovery.own_job import OwnJob, submit_as
-from ftslurm.recovery.policy import REQUEUED
 from ftslurm.recovery.successor import follower_that_has_begun
 from ftslurm.run.attempts import append_event, claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
@@ -42,9 +42,9 @@ AGAIN_S = 5.0
 FIRST_ASKED = 8
 """In a large job not everybody asks everybody: who finds a lower-named one that agrees leaves it to
 that one."""
-LEAVES_AFTER_S = 60.0
-"""The leader's agent has ended alone: when all members have left too, the batch loop starts them
-again, together with a new leader."""
+LEAVES_AFTER_S = 10.0
+"""The leader's agent has ended alone: when all members have left too, the batch script starts them
+again, together with a new leader, while the ranks go on."""
 RECORDS_S = 5.0
 """Shared storage may be away with the node; the run's next job does not wait longer for it."""
 

@@ -6,15 +6,17 @@ One a `begin`; the leader's memory of an attempt ends with it. Findings are kept
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
 from ftslurm.agent.report import AgentFinding
 from ftslurm.diagnosis.hang import SOON_S, HangLimits, HangMemory, hung
 from ftslurm.diagnosis.stragglers import STRAGGLER, StragglerLimits, Watcher
+from ftslurm.recovery.exclusion import taken_back
 from ftslurm.run.heartbeat import RankView
-from ftslurm.run.layout import AttemptLayout
+from ftslurm.run.layout import AttemptLayout, RunLayout
+from ftslurm.run.node_memory import read_node_events
 from ftslurm.run.spec import RecoverySpec
 
 LEADER_LOST = "leader_lost"
@@ -95,6 +97,21 @@ class Trial:
         self.findings.append(finding)
         return finding
 
+    def left_behind(
+        self, leftover: Mapping[str, list[int]], held: Mapping[str, Mapping[str, str]]
+    ) -> list[AgentFinding]:
+        """By node, pids that do not end, and GPUs with what has their memory."""
+        found = []
+        if leftover:
+            pids = "; ".join(f"{node}: {sorted(left)}" for node, left in sorted(leftover.items()))
+            why = f"processes of attempt {self.number} or an older one do not end ({pids})"
+            found.append(self.add("leftover", why, nodes=sorted(leftover)))
+        for node, gpus in sorted(held.items()):
+            told = "; ".join(f"GPU {bus}: {what}" for bus, what in sorted(gpus.items()))
+            why = f"GPU memory on {node} has not come back from an earlier attempt ({told})"
+            found.append(self.add("gpu_held", why, nodes=[node]))
+        return found
+
     def _slow(self, views: Sequence[RankView], at: float) -> list[AgentFinding]:
         """`evict: now` acts upon a straggler: its ranks save at a boundary and leave."""
         now = time.time()
@@ -115,12 +132,21 @@ class Trial:
             return None
         nodes = {view.rank: view.node for view in views}
         now = time.time()
+        kept = f" (stacks of all ranks in attempts/{self.paths.root.name}/evidence/stacks)"
         return AgentFinding(
             "hang" if found.acts else "blocked",
             now,
             now - found.silent_s,
-            found.why,
+            found.why + (kept if found.acts else ""),
             list(found.culprits),
             sorted({nodes[rank] for rank in found.culprits if rank in nodes}),
             acted=found.acts,
         )
+
+
+def needed_nodes(layout: RunLayout) -> frozenset[str]:
+    """Those that the run has taken back, for want of others."""
+    try:
+        return taken_back(read_node_events(layout))
+    except OSError:
+        return frozenset()

@@ -7,29 +7,22 @@ in `Facts.unasked`, never the rest; by the deadline what has come is handed over
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from ftslurm.diagnosis.ask_nodes import Looks, RootsWords, Word, begin_looks, words_of_health
 from ftslurm.diagnosis.causes import CODE, NUMERIC, OOM_GPU, OOM_HOST
-from ftslurm.diagnosis.classify import classify, is_telling
+from ftslurm.diagnosis.classify import classify
 from ftslurm.diagnosis.finding import OTHER, OWNER, Clue, Facts
+from ftslurm.diagnosis.gathering import DECISIVE, Gathering
 from ftslurm.diagnosis.health_clues import health_clues, what_is_untold
-from ftslurm.diagnosis.launcher_lines import launcher_lines
 from ftslurm.diagnosis.node_clues import kernel_clues
+from ftslurm.diagnosis.rank_clues import error_clues, launcher_clues, of_logs
 from ftslurm.diagnosis.signatures import AGENT, LAUNCHER, NODE_STATE, RANK_ERROR
 from ftslurm.diagnosis.slurm_clues import Asked, accounting_clues, ask_slurm, node_state_clues
-from ftslurm.diagnosis.tails import (
-    CONTEXT_CHARACTERS,
-    TEXT_CHARACTERS,
-    log_clues,
-    read_tail,
-    time_in,
-)
+from ftslurm.diagnosis.tails import TEXT_CHARACTERS
 from ftslurm.errors import FtslurmError
 from ftslurm.files import read_json
 from ftslurm.health.settings import HealthSettings
@@ -41,27 +34,14 @@ from ftslurm.run.attempts import (
     read_outcome,
     read_progress,
 )
-from ftslurm.run.layout import AttemptLayout, RunLayout
-from ftslurm.run.rank_errors import read_rank_errors
+from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord, read_record
-from ftslurm.run.srun_lines import RankExit, parse_line
 from ftslurm.run.trouble import storage_trouble
 from ftslurm.scheduler.accounting import TIMEOUT_S
 from ftslurm.scheduler.protocol import Scheduler
 from ftslurm.scheduler.slurm import Runner, run_command
 
-DECISIVE = 0.8
-"""Confidence in what agents and the launcher say from which Slurm's own word can hardly add."""
 DECISIVE_S = 0.5
-
-LOG_BYTES = 2 << 20
-"""Of one rank's log at most."""
-ALL_LOGS_BYTES = 16 << 20
-LEAST_LOG_BYTES = 16 << 10
-LOGS_WHEN_SURE = 64
-"""Read at most, where what was heard before is decisive."""
-RECORDS_SHARE = 0.5
-"""Of the time: 10,000 records on a slow file system must not keep the launcher from being heard."""
 
 ROOTS_LAST_S = 0.3
 """At least, for root's folder, which is read beside all else."""
@@ -69,66 +49,6 @@ _OF_THE_PROGRAM = frozenset({CODE, NUMERIC, OOM_GPU, OOM_HOST})
 
 _LOST = ("node_lost:", "leader_lost:")
 """How the agents' word on a node that is away begins."""
-
-_STEPD_NODE = re.compile(r"slurmstepd-([\w.-]+): |\bON ([\w.-]+) CANCELLED")
-_STEP_ID = re.compile(r"(?:StepId=|STEP )\d+\.(\d+)\b")
-
-
-@dataclass
-class Gathering:
-    """One attempt, while its clues are gathered. What has come may be used at any time."""
-
-    layout: RunLayout
-    number: int
-    deadline: float
-    record: Optional[RunRecord] = None
-    attempt: Optional[Attempt] = None
-    nodes: dict[int, str] = field(default_factory=dict)
-    offsets: dict[str, float] = field(default_factory=dict)
-    """Node -> how far its clock is ahead of the leader's."""
-    exits: dict[int, RankExit] = field(default_factory=dict)
-    steps: set[str] = field(default_factory=set)
-    """Slurm's numbers of the ranks' job steps."""
-    step: Optional[int] = None
-    preempted: Optional[bool] = None
-    cancelled_by: Optional[str] = None
-    looks: Optional[Looks] = None
-    roots: Optional[RootsWords] = None
-    clues: list[Clue] = field(default_factory=list)
-    unasked: list[str] = field(default_factory=list)
-
-    @property
-    def paths(self) -> AttemptLayout:
-        return self.layout.attempt(self.number)
-
-    @property
-    def left_s(self) -> float:
-        return self.deadline - time.monotonic()
-
-    @contextlib.contextmanager
-    def source(self, what: str) -> Iterator[None]:
-        """Whatever a source holds, the others are heard."""
-        try:
-            yield
-        except (OSError, FtslurmError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.unasked.append(f"{what}: {type(error).__name__}: {error}")
-
-    def facts(self, rc: int) -> Facts:
-        job_id = (self.attempt.raw_job_id or self.attempt.job_id) if self.attempt else None
-        return Facts(
-            rc=rc,
-            preempted=self.preempted,
-            cancelled_by=self.cancelled_by,
-            step=self.step,
-            job_id=job_id,
-            nodes=self.nodes,
-            exits=self.exits,
-            unasked=tuple(self.unasked),
-        )
-
-    def by_leader(self, at: Optional[float], node: Optional[str]) -> Optional[float]:
-        """A time by a node's clock, by the leader's."""
-        return None if at is None else at - self.offsets.get(node or "", 0.0)
 
 
 def gather(
@@ -160,9 +80,9 @@ def gather(
     with found.source("preflight.json"):
         _preflight(found)
     with found.source("launcher.log"):
-        _launcher(found)
+        launcher_clues(found)
     with found.source("ranks"):
-        _rank_errors(found)
+        error_clues(found)
     with found.source("evidence/nodes"):
         _evidence(found)
     with found.source("the run's file system"):
@@ -170,7 +90,7 @@ def gather(
     with found.source("outcome.json and progress.json"):
         _last_step(found)
     with found.source("logs"):
-        _logs(found)
+        of_logs(found)
     found.preempted, found.cancelled_by = _slurm(found, asked)
     with found.source("the nodes' health"):
         _health(found)
@@ -220,55 +140,6 @@ def _preflight(found: Gathering) -> None:
     for node, what in (record.get("bad") or {}).items():
         text, at = f"preflight: {what}"[:TEXT_CHARACTERS], float(record["at"])
         found.clues.append(Clue(AGENT, text, at, node=str(node), file=str(path)))
-
-
-def _launcher(found: Gathering) -> None:
-    path, lines = launcher_lines(found.layout, found.number, found.attempt)
-    for number, text, written_at in lines:
-        found.steps.update(_STEP_ID.findall(text))
-        ends = parse_line(text, line=number)
-        for end in ends:
-            found.exits.setdefault(end.rank, end)
-        if not (ends or is_telling(LAUNCHER, text)):
-            continue
-        rank = ends[0].rank if ends else None
-        said = _STEPD_NODE.search(text)
-        node = ends[0].node if ends else None
-        node = node or (said[1] or said[2] if said else None)
-        if node is None and rank is not None:
-            node = found.nodes.get(rank)
-        at = time_in(text, year_of=written_at)
-        text = text[:TEXT_CHARACTERS]
-        found.clues.append(Clue(LAUNCHER, text, at, rank, node, str(path), number))
-
-
-def _rank_errors(found: Gathering) -> None:
-    """Those of ranks that the launcher heard of first, first."""
-    within_s = RECORDS_SHARE * max(0.0, found.left_s)
-    told = read_rank_errors(found.paths, within_s=within_s, first=list(found.exits))
-    for path, record in told.records:
-        with found.source(path.name):
-            found.clues.append(_rank_error(found, path, record))
-    if told.unread:
-        found.unasked.append(f"{told.unread} of {len(told.ranks)} ranks' own records")
-
-
-def _rank_error(found: Gathering, path: Path, record: Mapping[str, Any]) -> Clue:
-    message = str(record["message"])
-    text = f"{record['type']}: {message}" if message else str(record["type"])
-    context = "".join(record.get("traceback") or [])[-CONTEXT_CHARACTERS:]
-    node, step = str(record["node"]), record.get("step")
-    return Clue(
-        RANK_ERROR,
-        text[:TEXT_CHARACTERS],
-        found.by_leader(float(record["at"]), node),
-        int(record["rank"]),
-        node,
-        str(path),
-        None,
-        context,
-        int(step) if step is not None else None,
-    )
 
 
 def _evidence(found: Gathering) -> None:
@@ -338,35 +209,6 @@ def _last_step(found: Gathering) -> None:
     if progress is not None and progress.step > (progress.restored_step or 0):
         steps.append(progress.step)
     found.step = max(steps, default=None)
-
-
-def _logs(found: Gathering) -> None:
-    """First of those that promise most."""
-    ranks = _by_promise(found)
-    if len(ranks) > LOGS_WHEN_SURE and classify(found.clues, Facts()).confidence >= DECISIVE:
-        ranks = ranks[:LOGS_WHEN_SURE]
-    budget = ALL_LOGS_BYTES
-    each = max(LEAST_LOG_BYTES, min(LOG_BYTES, ALL_LOGS_BYTES // max(1, len(ranks))))
-    for count, rank in enumerate(ranks):
-        if found.left_s <= 0 or budget <= 0:
-            found.unasked.append(f"{len(ranks) - count} of {len(ranks)} logs")
-            break
-        path = found.paths.logs / f"rank-{rank}.log"
-        tail = read_tail(path, each)
-        if tail is not None:
-            budget -= sum(map(len, tail.lines))
-            node = found.nodes.get(rank)
-            found.clues.extend(log_clues(tail, rank=rank, node=node, file=str(path)))
-
-
-def _by_promise(found: Gathering) -> list[int]:
-    """All ranks. slurmstepd writes into the log of its node's first rank."""
-    firsts: dict[str, int] = {}
-    for rank, node in found.nodes.items():
-        firsts.setdefault(node, rank)
-    ended_first = list(found.exits)[: LOGS_WHEN_SURE // 4]
-    stepds = [firsts[found.nodes[rank]] for rank in ended_first if rank in found.nodes]
-    return list(dict.fromkeys([*ended_first, *stepds, *found.exits, *found.nodes]))
 
 
 def _slurm(found: Gathering, asked: Optional[Asked]) -> tuple[Optional[bool], Optional[str]]:

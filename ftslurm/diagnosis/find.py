@@ -15,8 +15,8 @@ from ftslurm.diagnosis.causes import UNKNOWN
 from ftslurm.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from ftslurm.diagnosis.clues import Gathering
     from ftslurm.diagnosis.finding import Finding
+    from ftslurm.diagnosis.gathering import Gathering
     from ftslurm.scheduler.protocol import Scheduler
 
 DEADLINE_S = 5.0

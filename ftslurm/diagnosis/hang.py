@@ -140,9 +140,10 @@ def _stopped(views: Sequence[RankView]) -> _Named:
 
 
 def _in_kernel(views: Sequence[RankView]) -> _Named:
-    blocked = [view for view in views if view.proc_state == "D"]
-    reason = "is blocked in the kernel (state D: storage or a device)"
-    return [(view, reason) for view in blocked if not view.in_collective]
+    blocked = [view for view in views if view.proc_state == "D" and not view.in_collective]
+    nodes = len({view.node for view in blocked})
+    where = f"state D on {nodes} nodes: storage" if nodes > 1 else "state D: storage or a device"
+    return [(view, f"is blocked in the kernel ({where})") for view in blocked]
 
 
 def _behind(views: Sequence[RankView]) -> _Named:

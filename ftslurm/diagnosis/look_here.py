@@ -1,7 +1,8 @@
 """`python -m ftslurm.diagnosis.look_here RUN N`: this node looks at its own health, for attempt N.
 
 Runs as the run's user on each of the attempt's nodes (ask_nodes.py) and needs no installation of
-root's. Leaves attempts/N/evidence/health/NODE.json; changes nothing on the node and asks no Slurm.
+root's. Leaves attempts/N/evidence/health/NODE.json, with the GPUs whose memory has not come back;
+changes nothing on the node and asks no Slurm.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from ftslurm.diagnosis.gpu_memory import DEADLINE_S, look_argv, parse
 from ftslurm.diagnosis.kernel_clock import slack_s
 from ftslurm.errors import EXIT_OK, FormatError
 from ftslurm.files import read_json, write_json
+from ftslurm.health.child import run_command
 from ftslurm.health.job import JobFacts
 from ftslurm.health.probe import PROBE, look_at
 from ftslurm.health.report import report_of, report_record
+from ftslurm.health.signals import DRIVER_HANG
 from ftslurm.run.attempts import numbers, read_attempt
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
+from ftslurm.run.spec import RunSpec
 from ftslurm.run.trust import require_own
 
 _LOOKED_BACK = 3
@@ -39,16 +44,34 @@ def main(argv: list[str]) -> int:
 
 def look_here(layout: RunLayout, number: int, environ: Mapping[str, str]) -> None:
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    settings = read_record(layout).spec.health
+    spec = read_record(layout).spec
+    settings = spec.health
     heard_at = heard_before(layout, number, node)
     up_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     since = since_when(layout, number, heard_at, up_s=up_s)
     probe = look_at(PROBE, settings, JobFacts.from_environ(environ), None, since=since)
+    signals, path = probe.reading.signals, layout.attempt(number).looks / f"{node}.json"
     record: dict[str, Any] = {
         **report_record(report_of(probe, node=node)),
-        "kernel_at": max((one.at for one in probe.reading.signals if one.at), default=heard_at),
+        "held": {},
+        "kernel_at": max((one.at for one in signals if one.at), default=heard_at),
     }
-    write_json(layout.attempt(number).looks / f"{node}.json", record)
+    # First, as this step may be cut off while memory is waited for.
+    write_json(path, record)
+    hangs = any(one.kind == DRIVER_HANG for one in signals)
+    held = {} if hangs else held_here(spec, environ)
+    if held:
+        write_json(path, {**record, "held": held})
+
+
+def held_here(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """GPUs of this job, which this step has in its sight, whose memory has not come back."""
+    job_id, library = environ.get("SLURM_JOB_ID", ""), spec.health.nvml_library
+    argv = look_argv(job_id, spec.cluster.gpus_per_node, library)
+    if argv:
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return dict(parse(run_command(argv, deadline_s=DEADLINE_S).stdout).held)
+    return {}
 
 
 def since_when(layout: RunLayout, number: int, heard_at: Optional[float], *, up_s: float) -> float:

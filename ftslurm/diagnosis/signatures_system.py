@@ -264,6 +264,13 @@ AGENTS = [
         0.4,
         trust=WEAK,
     ),
+    Signature(
+        "ranks of several nodes blocked in the kernel",
+        r"^hang: .*\bis blocked in the kernel \(state D on \d+ nodes: ",
+        STORAGE,
+        "node agents; proc(5)",
+        0.8,
+    ),
     Signature("hang", r"^hang: ", HANG, "node agents", 0.9),
     Signature("straggler", r"^straggler: ", STRAGGLER, "node agents", 0.85),
 ]

@@ -91,6 +91,9 @@ class Calls:
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink()
+            # Of its processes; ranks have five digits each.
+            for stacks in self.path.parent.glob(f"stacks-{self.path.name[-5:]}-*"):
+                stacks.unlink(missing_ok=True)
             # Whoever is last; a folder with anything in it stays.
             self.path.parent.rmdir()
             self.path.parent.parent.rmdir()

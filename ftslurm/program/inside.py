@@ -15,6 +15,7 @@ from typing import Optional, Union
 
 from ftslurm.program.calls import Counter
 from ftslurm.program.environment import AWARE_FILE, RESUME_DIR, STOP_FILE
+from ftslurm.program.stacks import answer_agents
 
 
 class _Word:
@@ -22,6 +23,7 @@ class _Word:
 
     def __init__(self) -> None:
         self.is_aware = False
+        self.answers_agents = False
         self.got_term = False
 
     def say_aware(self) -> None:
@@ -73,6 +75,9 @@ def should_stop() -> bool:
     stop_file = os.environ.get(STOP_FILE)
     if stop_file is None:
         return False
+    if not _word.answers_agents:
+        _word.answers_agents = True
+        answer_agents()
     if not _word.is_aware:
         _word.say_aware()
     _counter.add()

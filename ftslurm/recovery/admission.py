@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from ftslurm.errors import RANK_STOPPED, RunError
 from ftslurm.files import best_effort, write_json
-from ftslurm.recovery.evidence import read_decision
+from ftslurm.recovery.actions import STOP
 from ftslurm.recovery.next_job import leave
 from ftslurm.recovery.own_job import OwnJob, has_given_way
-from ftslurm.recovery.policy import CAUSE_STANDSTILL, STOP
+from ftslurm.recovery.policy import CAUSE_STANDSTILL
 from ftslurm.recovery.recover import outlive_requeue, recover
 from ftslurm.recovery.standstill import why_it_stands_still
 from ftslurm.recovery.successor import (
@@ -22,7 +22,7 @@ from ftslurm.recovery.successor import (
     order_to_act_on,
     reason_to_leave,
 )
-from ftslurm.run.attempts import append_event, claimed_numbers
+from ftslurm.run.attempts import append_event, claimed_numbers, read_decision
 
 
 def admit(job: OwnJob, environ: Mapping[str, str]) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ftslurm.diagnosis.causes import NODE
+from ftslurm.diagnosis.causes import GPU, NODE
 from ftslurm.errors import RunError, SchedulerError, warn
 from ftslurm.files import best_effort
+from ftslurm.recovery.actions import STOP
 from ftslurm.recovery.admission import put_on_record
 from ftslurm.recovery.ask_agents import Word, look
 from ftslurm.recovery.exclusion import Placement, returns_in_a_row
@@ -25,7 +26,6 @@ from ftslurm.recovery.keep_out import (
 )
 from ftslurm.recovery.next_job import leave, move_on
 from ftslurm.recovery.own_job import OwnJob
-from ftslurm.recovery.policy import STOP
 from ftslurm.recovery.recover import outlive_requeue
 from ftslurm.recovery.successor import ensure_successor
 from ftslurm.run.attempts import claimed_numbers
@@ -55,6 +55,10 @@ def find_place(job: OwnJob, environ: Mapping[str, str]) -> Placement:
         with best_effort(f"the loss of node {node} is not on record"):
             why = f"it did not answer when the attempt after {newest} was claimed"
             note_node(job.layout, FAULT, node, attempt=newest, cause=NODE, why=why, now=job.now)
+    for node, what in sorted(word.held.items()):
+        with best_effort(f"the GPUs of node {node} are not on record"):
+            why = f"when the attempt after {newest} was claimed, {what}"
+            note_node(job.layout, FAULT, node, attempt=newest, cause=GPU, why=why, now=job.now)
     if here.serves:
         return here
     # Another job is needed, and there may be too few nodes for one.

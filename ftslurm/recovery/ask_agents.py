@@ -7,18 +7,21 @@ well. Never decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
-from ftslurm.run.attempts import Attempt
+from ftslurm.errors import FormatError
+from ftslurm.files import read_json
+from ftslurm.run.attempts import Attempt, read_attempt
 
 if TYPE_CHECKING:
     from ftslurm.recovery.own_job import OwnJob
 
 NODES_S = 2.0
-CLEAR_S = 15.0
-"""Agents give leftovers 5 s from TERM to KILL, and look once more."""
+CLEAR_S = 17.0
+"""Agents give leftovers 7 s to go, and their GPUs' memory 4 s to come back."""
 BEGIN_S = 2.0
 ENDED_S = 5.0
 """What the agents have seen is written down, durably, before the answer."""
@@ -35,6 +38,8 @@ class Word:
     """Those among them that Slurm cannot clean up either until it gives them up."""
     doubtful: frozenset[str] = frozenset()
     """Nothing is known of these: the node answers, its agent does not."""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """Those among `lost` on whose GPUs processes of an earlier attempt have memory now -> which."""
 
     @property
     def is_hasty(self) -> bool:
@@ -43,21 +48,44 @@ class Word:
 
 
 def look(job: OwnJob, attempt: int) -> Word:
-    """Before a new attempt: are the nodes there, and clean of `attempt` and all before it?"""
+    """Before a new attempt: are the nodes there, and clean of `attempt` and all before it, their
+    GPUs' memory included?"""
     states = (_ask(job, {"ask": "nodes"}, NODES_S) or {}).get("nodes", {})
     words = {name: str(of.get("state")) for name, of in states.items()}
     lost = {name: "does not answer the other nodes" for name in words if words[name] == "lost"}
     unreachable = frozenset(lost)
+    held: dict[str, str] = {}
     if states and attempt:
         answer = _ask(job, {"ask": "clear", "attempt": attempt}, CLEAR_S) or {}
         for name, pids in (answer.get("leftover") or {}).items():
             if pids:
                 lost[name] = f"still runs processes of an earlier attempt (pids {_few(pids)})"
+        now: dict[str, dict[str, str]] = answer.get("held") or {}
+        before = _held_in_looks(job, attempt, answer.get("unseen") or ())
+        for name, gpus in {**before, **now}.items():
+            told = _of_gpus(gpus)
+            lost.setdefault(name, f"has not got the memory of its GPUs back ({told})")
+            if name in now and _is_named(gpus):
+                held[name] = told
         for name in answer.get("lost") or ():
             # Too busy to answer in time, perhaps: no fault of the node yet.
             lost.setdefault(name, "has not said that it is clean of earlier attempts")
     doubtful = frozenset(name for name in words if words[name] == "gone")
-    return Word(lost, unreachable, doubtful)
+    return Word(lost, unreachable, doubtful, held)
+
+
+def _held_in_looks(job: OwnJob, attempt: int, nodes: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Where the agents' step has no GPUs in its sight, as with ConstrainDevices: what the nodes'
+    looks at themselves have told, since an attempt that has failed. That of another job, or of this
+    one before a requeue, is out of date."""
+    found = {}
+    for node in nodes:
+        with contextlib.suppress(OSError, FormatError, KeyError):
+            ended = read_attempt(job.layout, attempt)
+            if (ended.job_id, ended.restart_count) != (job.job_id, job.restart_count):
+                break
+            found[node] = read_json(job.layout.attempt(attempt).looks / f"{node}.json")["held"]
+    return {node: gpus for node, gpus in found.items() if gpus}
 
 
 def tell_begin(job: OwnJob, attempt: Attempt) -> None:
@@ -83,6 +111,16 @@ def _ask(job: OwnJob, question: Mapping[str, Any], timeout_s: float) -> Optional
     from ftslurm.agent.ask import ask  # late: a job without agents needs nothing of it
 
     return ask(job.layout, job.job_id, dict(question), timeout_s)
+
+
+def _is_named(gpus: Mapping[str, str]) -> bool:
+    from ftslurm.diagnosis.gpu_memory import has_owner  # late: loads ctypes
+
+    return any(map(has_owner, gpus.values()))
+
+
+def _of_gpus(gpus: Mapping[str, str]) -> str:
+    return "; ".join(f"GPU {bus}: {what}" for bus, what in sorted(gpus.items()))
 
 
 def _few(pids: list[Any]) -> str:

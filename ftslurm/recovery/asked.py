@@ -12,9 +12,10 @@ from typing import Optional
 
 from ftslurm.diagnosis.causes import PREEMPTED, TIME_LIMIT
 from ftslurm.errors import SchedulerError
+from ftslurm.recovery.case import Evidence
 from ftslurm.recovery.own_job import OwnJob
-from ftslurm.recovery.policy import Evidence
 from ftslurm.run.attempts import STOPPED, read_events
+from ftslurm.scheduler import read_end_time
 
 SIGNAL = "signal"
 """Of a job that goes on running: somebody sent it (`scancel --signal`)."""
@@ -34,7 +35,7 @@ def was_asked(evidence: Evidence) -> bool:
 
 
 def why_asked(job: OwnJob, environ: Mapping[str, str], evidence: Evidence) -> Optional[str]:
-    """One question to the scheduler, and none while it does not answer."""
+    """Two questions to the scheduler at most, and none while it does not answer."""
     outcome = evidence.outcome
     if outcome is not None and outcome.signal == "SIGALRM":
         return TIME_LIMIT  # by rank 0's own clock (train/stop.py)
@@ -46,12 +47,22 @@ def why_asked(job: OwnJob, environ: Mapping[str, str], evidence: Evidence) -> Op
         pass
     if preempted:
         return PREEMPTED
-    stop_at = float(environ.get("FTSLURM_STOP_AT") or 0)
+    stop_at = _warned_at(job, environ, is_ending=preempted is None or evidence.term)
     if stop_at and _asked_at(job, evidence) >= stop_at - EARLIEST_WARNING_S:
         return TIME_LIMIT
     if preempted is None or evidence.term:
         return None
     return SIGNAL
+
+
+def _warned_at(job: OwnJob, environ: Mapping[str, str], *, is_ending: bool) -> float:
+    """When the warning of the time limit was due; 0: there is no limit that is known. As it is now:
+    root may have moved it since the attempt began. Of a job that is being ended Slurm names that
+    end instead, so that what it said at the beginning has to do."""
+    end_at = None if is_ending else read_end_time(job.scheduler, environ)
+    if end_at is not None:
+        return end_at - job.record.spec.cluster.signal_lead_s
+    return float(environ.get("FTSLURM_STOP_AT") or 0)
 
 
 def _asked_at(job: OwnJob, evidence: Evidence) -> float:

@@ -34,7 +34,7 @@ from ftslurm.run.spec import RecoverySpec
 
 if TYPE_CHECKING:
     from ftslurm.diagnosis.finding import Finding
-    from ftslurm.recovery.policy import Evidence, PastAttempt
+    from ftslurm.recovery.case import Evidence, PastAttempt
 
 SURE = 0.5
 """Confidence below which a finding alone neither ends a run early nor keeps a node out of it."""

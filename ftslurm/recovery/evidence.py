@@ -17,13 +17,16 @@ from ftslurm.checkpoint.published import PublishedStep, published_steps
 from ftslurm.diagnosis.causes import STRAGGLER
 from ftslurm.errors import FormatError
 from ftslurm.files import is_listed, read_json
+from ftslurm.recovery.actions import STOP
+from ftslurm.recovery.case import Evidence, PastAttempt, RankFailure
 from ftslurm.recovery.exclusion import fault_counts, still_counting, taken_back
-from ftslurm.recovery.policy import CAUSE_FAILED, STOP, Evidence, PastAttempt, RankFailure
+from ftslurm.recovery.policy import CAUSE_FAILED
 from ftslurm.run.attempts import (
     Outcome,
     claimed_numbers,
     node_of,
     read_attempt,
+    read_decision,
     read_events,
     read_outcome,
     read_progress,
@@ -180,14 +183,6 @@ def _progressed_between(
         return progressed_between(layout, attempts)
     adopted = [_newest_adopted(layout, attempt) for attempt in attempts]
     return [_is_newer(after, before) for before, after in zip(adopted, adopted[1:])]
-
-
-def read_decision(paths: AttemptLayout) -> dict[str, Any]:
-    """What was decided after an attempt; empty when its batch shell died before it could."""
-    try:
-        return read_json(paths.decision_json)
-    except (FileNotFoundError, FormatError):
-        return {}
 
 
 def _committed(layout: RunLayout, number: int) -> list[PublishedStep]:

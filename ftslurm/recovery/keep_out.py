@@ -15,7 +15,6 @@ from ftslurm.diagnosis.causes import NODE_FAULTS
 from ftslurm.errors import SchedulerError, UsageError, warn
 from ftslurm.files import best_effort
 from ftslurm.recovery.budgets import SURE
-from ftslurm.recovery.evidence import read_decision
 from ftslurm.recovery.exclusion import (
     Exclusion,
     Placement,
@@ -27,7 +26,7 @@ from ftslurm.recovery.exclusion import (
     too_many,
     troubles,
 )
-from ftslurm.run.attempts import claimed_numbers
+from ftslurm.run.attempts import claimed_numbers, read_decision
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.node_memory import (
     BY_PERSON,

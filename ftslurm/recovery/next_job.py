@@ -17,7 +17,9 @@ from ftslurm import faults
 from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import SchedulerError, warn
 from ftslurm.files import best_effort
+from ftslurm.recovery.actions import DONE, ENDED, PAUSED, REQUEUED, RESTART, STOP
 from ftslurm.recovery.ask_agents import look
+from ftslurm.recovery.case import Decision, Evidence
 from ftslurm.recovery.keep_out import (
     keep_out_of_waiting,
     kill_wait_s,
@@ -27,17 +29,7 @@ from ftslurm.recovery.keep_out import (
     settle_exclusions,
 )
 from ftslurm.recovery.own_job import GAVE_WAY, OwnJob
-from ftslurm.recovery.policy import (
-    CAUSE_FORGOTTEN,
-    DONE,
-    ENDED,
-    PAUSED,
-    REQUEUED,
-    RESTART,
-    STOP,
-    Decision,
-    Evidence,
-)
+from ftslurm.recovery.policy import CAUSE_FORGOTTEN
 from ftslurm.recovery.successor import cancel_successors, ensure_successor, queue_beside
 from ftslurm.run.attempts import STOPPED, append_event, claimed_numbers
 from ftslurm.run.record import REQUEUE

@@ -22,7 +22,8 @@ from typing import Any, Callable, Optional
 
 from ftslurm.errors import FtslurmError, warn
 from ftslurm.files import best_effort
-from ftslurm.recovery.policy import STOP, Decision
+from ftslurm.recovery.actions import STOP
+from ftslurm.recovery.case import Decision
 from ftslurm.run.attempts import append_event, read_attempt, read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord

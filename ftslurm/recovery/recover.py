@@ -22,9 +22,11 @@ from typing import Callable, Optional
 
 from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
 from ftslurm.files import best_effort, write_json
+from ftslurm.recovery.actions import REQUEUED, RESTART, STOP
 from ftslurm.recovery.ask_agents import tell_ended
 from ftslurm.recovery.asked import EARLIEST_WARNING_S, was_asked, why_asked
 from ftslurm.recovery.budgets import identity
+from ftslurm.recovery.case import Decision, Evidence
 from ftslurm.recovery.evidence import (
     ranks_were_started,
     read_evidence,
@@ -37,11 +39,6 @@ from ftslurm.recovery.policy import (
     CAUSE_FAILED,
     CAUSE_NEVER_RETRY,
     CAUSE_NOT_STARTED,
-    REQUEUED,
-    RESTART,
-    STOP,
-    Decision,
-    Evidence,
     decide,
     obey,
 )

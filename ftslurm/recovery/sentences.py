@@ -8,7 +8,7 @@ from ftslurm.diagnosis.causes import PREEMPTED, TIME_LIMIT, UNKNOWN
 from ftslurm.run.attempts import Outcome
 
 if TYPE_CHECKING:
-    from ftslurm.recovery.policy import Evidence
+    from ftslurm.recovery.case import Evidence
 
 _WHY = {PREEMPTED: "preempted", TIME_LIMIT: "the time limit is near"}
 

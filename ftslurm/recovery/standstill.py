@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ftslurm.diagnosis.causes import TIME_LIMIT
-from ftslurm.recovery.evidence import has_gone_on, read_decision, read_history
+from ftslurm.recovery.actions import ENDED, PAUSED, STOP
+from ftslurm.recovery.evidence import has_gone_on, read_history
 from ftslurm.recovery.own_job import OwnJob
-from ftslurm.recovery.policy import CAUSE_ASKED, ENDED, PAUSED, STOP
-from ftslurm.run.attempts import Attempt, claimed_numbers, read_attempt
+from ftslurm.recovery.policy import CAUSE_ASKED
+from ftslurm.run.attempts import Attempt, claimed_numbers, read_attempt, read_decision
 from ftslurm.run.spec import parse_time_s
 
 MORE_THAN_FAILURES = 3

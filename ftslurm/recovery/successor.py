@@ -13,11 +13,10 @@ from typing import Callable, Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError, warn
 from ftslurm.files import best_effort
-from ftslurm.recovery.evidence import read_decision
+from ftslurm.recovery.actions import ENDED, STOP
 from ftslurm.recovery.keep_out import keep_out_of_waiting, settle_exclusions
 from ftslurm.recovery.own_job import OwnJob, noted_ways
-from ftslurm.recovery.policy import ENDED, STOP
-from ftslurm.run.attempts import claimed_numbers, read_attempt, read_outcome
+from ftslurm.run.attempts import claimed_numbers, read_attempt, read_decision, read_outcome
 from ftslurm.run.jobs import BY_BATCH, BY_PERSON, BY_SUBMIT, Job, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.protocol import CommandMissing, QueuedJob

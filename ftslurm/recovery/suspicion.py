@@ -17,9 +17,9 @@ from typing import Any
 from ftslurm.diagnosis.causes import GPU, HANG, NETWORK_TRANSIENT, NODE, NUMERIC, STRAGGLER, UNKNOWN
 from ftslurm.errors import FormatError
 from ftslurm.files import read_json
-from ftslurm.recovery.evidence import read_decision
-from ftslurm.recovery.policy import CAUSE_FAILED, RESTART
-from ftslurm.run.attempts import Attempt, claimed_numbers, read_attempt
+from ftslurm.recovery.actions import RESTART
+from ftslurm.recovery.policy import CAUSE_FAILED
+from ftslurm.run.attempts import Attempt, claimed_numbers, read_attempt, read_decision
 from ftslurm.run.layout import RunLayout
 
 ALWAYS, NEVER = "always", "never"

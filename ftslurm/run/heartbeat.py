@@ -142,6 +142,11 @@ def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"stacks-{rank:05d}"
 
 
+def program_stacks_file(folder: Path, rank: int, pid: int) -> Path:
+    """Likewise, a process of the rank's program (program/stacks.py)."""
+    return folder / f"stacks-{rank:05d}-{pid}"
+
+
 def nccl_pipe_stem(folder: Path) -> str:
     """To which torch adds the rank and `.pipe`: a line in there has NCCL's record written."""
     return str(folder / "nccl-")

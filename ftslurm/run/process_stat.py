@@ -5,6 +5,7 @@ Read as bytes: the name in parentheses may hold any byte, whatever the process h
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -39,3 +40,14 @@ def children_by_parent() -> dict[int, list[int]]:
             if found is not None:
                 children.setdefault(found.parent, []).append(int(entry.name))
     return children
+
+
+def descendants(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
+    """Pids of all that `pid` has started and what these have, nearest first. `children`: by
+    parent."""
+    found, todo = [], [pid]
+    while todo:
+        below = sorted(children.get(todo.pop(0), []))
+        found += below
+        todo += below
+    return found

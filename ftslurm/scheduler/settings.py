@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pwd
 import re
 import time
 from collections.abc import Mapping
@@ -65,18 +67,43 @@ def read_qos(*, run: Runner = run_command) -> Optional[dict[str, Qos]]:
     return found
 
 
+def read_default_qos(cluster: str, user: str, *, run: Runner = run_command) -> dict[str, str]:
+    """Account -> the QOS that a job of `user` gets which names none: its association's default, or
+    the only one that it may use; under an empty name that of the account which such a job gets.
+    Without what is not told: which of several without a default (22.05 to 26.05 gave `normal`), and
+    by partition."""
+    of = ["sacctmgr", "--noheader", "--parsable2", "show"]
+    columns = "format=Cluster,Account,User,Partition,DefaultQOS,QOS"
+    try:
+        told = checked(run, [*of, "assoc", f"user={user}", f"cluster={cluster}", columns], ASK_S)
+        default = checked(run, [*of, "user", user, "format=User,DefaultAccount"], ASK_S)
+    except SchedulerError:
+        return {}
+    rows = [line.split("|") for line in told.splitlines() if line.count("|") == 5]
+    parted = {row[1] for row in rows if row[3]}
+    found = {}
+    for _, account, _, _, default_qos, allowed in rows:
+        qos = default_qos or ("" if "," in allowed else allowed)
+        if qos and account not in parted:
+            found[account] = qos
+    account = default.splitlines()[0].partition("|")[2] if default.strip() else ""
+    return {**found, **({"": found[account]} if account in found else {})}
+
+
 def mode_of_qos(known: Mapping[str, Qos], name: str, of_cluster: str) -> str:
     """How jobs of the QOS `name` make room with preempt/qos: by its own mode, else the cluster's;
     OFF where no QOS preempts it (preempt_qos.c). Pure."""
     own = known[name].preempt_mode
+    words = [word for word in own.split(",") if word.lower() != "within"]
     among_themselves = "WITHIN" in f"{own},{of_cluster}".upper().split(",")
     if not among_themselves and not any(name in one.preempts for one in known.values()):
         return "OFF"
-    return of_cluster if own.lower() in ("", "cluster") else own
+    return of_cluster if not words or words[0].lower() in ("", "cluster") else own
 
 
-def with_qos(site: Site, of_cluster: str, *, run: Runner = run_command) -> Site:
-    """`site`, of preempt/qos, with what each QOS says; `of_cluster`: its PreemptMode."""
+def with_qos(site: Site, config: Mapping[str, str], *, run: Runner = run_command) -> Site:
+    """`site`, of preempt/qos, with what each QOS says, and which its user's jobs get."""
+    of_cluster = config["PreemptMode"]
     known = read_qos(run=run)
     if known is None:
         said = (
@@ -88,7 +115,15 @@ def with_qos(site: Site, of_cluster: str, *, run: Runner = run_command) -> Site:
         site,
         qos_grace_s={name: one.grace_s for name, one in known.items()},
         qos_preempt_mode={name: mode_of_qos(known, name, of_cluster) for name in known},
+        default_qos=read_default_qos(config["ClusterName"], _user(), run=run),
     )
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def read_gres(partition: str, *, run: Runner = run_command) -> Optional[dict[str, str]]:

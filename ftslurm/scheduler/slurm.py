@@ -130,7 +130,7 @@ class SlurmScheduler:
             return site
         from ftslurm.scheduler.settings import with_qos  # late: few sites preempt so
 
-        return with_qos(site, parse_config(told)["PreemptMode"], run=self._run)
+        return with_qos(site, parse_config(told), run=self._run)
 
     def controller_alive(self) -> bool:
         # The one command that does not block for 9 s or more while the controller is away.

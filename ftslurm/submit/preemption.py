@@ -1,8 +1,8 @@
 """What a site's preemption means for one job: how it is ended, and after how long. Pure.
 
-By its partitions, or with preempt/qos by its QOS. Of a job that names none the QOS is its user's
-default, which no setting tells; where there is one QOS alone it is that. Else the partition's word
-stands in, and `why_unsure` says so.
+By its partitions, or with preempt/qos by its QOS. Of a job that names none that is its user's
+default, where accounting tells of one, and where there is one QOS alone it is that. Else the
+partition's word stands in, and `why_unsure` says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def qos_of(cluster: ClusterSpec, site: Site) -> Optional[str]:
     if not site.preempt_by_qos:
         return None
     known = site.qos_preempt_mode
-    name = cluster.qos or (next(iter(known)) if len(known) == 1 else None)
+    name = cluster.qos or site.default_qos.get(cluster.account or "")
+    if name is None and len(known) == 1:
+        name = next(iter(known))
     return name if name in known else None
 
 

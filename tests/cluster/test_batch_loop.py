@@ -16,6 +16,7 @@ import pytest
 from batch_runs import STEPS, Group, LabRun, controller_away
 from lab import Lab
 
+from ftslurm.files import read_json
 from ftslurm.run.attempts import STOPPED, read_outcome
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -169,6 +170,8 @@ def test_a_run_preempted_twice_ends_as_if_nothing_had_happened(
     for before, after in ((first, second), (second, last)):
         assert after["restored_step"] == before["committed_step"] == before["last_step"]
     assert [item["restart_count"] for item in told["attempts"]] == [0, 1, 2]
+    by = [read_json(run.run.layout.attempt(i).decision_json)["asked_by"] for i in (1, 2)]
+    assert by == ["preempted", "preempted"]
 
 
 def test_a_rank_killed_at_a_bad_moment_costs_the_steps_since_the_last_commit(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from batch_runs import Group, LabRun
@@ -250,6 +250,30 @@ def test_seven_preemptions_are_survived(lab: Lab, forbidden: Group[Continued]) -
     assert run.run.decisions() == ["requeued"] * 7 + ["done"], run.says()
     assert_as_if_undisturbed(run, forbidden)
     lab.wait_for_runs(run.job_id, ["REQUEUED"] * 7 + lab.last_rows_once_preempted)
+
+
+@pytest.mark.full
+def test_at_the_end_of_grace_it_is_still_known_that_the_job_was_preempted(lab: Lab) -> None:
+    """Its ranks are in a long step, and leave between Slurm's TERM for all and its KILL. Then the
+    requeue goes before the question why."""
+    with settings(lab, grace_s=3, kill_wait_s=20):
+        run = Continued(lab, "late", step_s=12)
+        wait_until(lambda: run.step(1), timeout_s=90, seen=run.says)
+        run.make_room()
+        run.wait_for_decisions(["requeued"], timeout_s=60)
+        told = wait_until(lambda: asked(run), timeout_s=20, seen=run.says)
+        lab.run_as(lab.user, ["scancel", run.job_id])
+        # Agents do not end by TERM: a job that is cancelled has them for KillWait.
+        wait_until(lambda: lab.queue() == "" or None, timeout_s=90, seen=lab.queue)
+    assert told["asked_by"] == "preempted", told
+    # 26.05 was seen to end the ranks without a TERM for the shell.
+    assert told["term"] or lab.version >= (26, 5), told
+
+
+def asked(run: Continued) -> Optional[dict[str, Any]]:
+    """The decision, once it says who has asked; written twice, the question in between."""
+    decision = dict(read_json(run.run.layout.attempt(1).decision_json))
+    return decision if decision["asked_by"] is not None else None
 
 
 @pytest.mark.full

@@ -20,8 +20,7 @@ from lab import Lab, wait_until
 from sick_runs import SickRun
 
 from ftslurm.files import read_json
-from ftslurm.recovery.evidence import read_decision
-from ftslurm.run.attempts import read_events
+from ftslurm.run.attempts import read_decision, read_events
 from ftslurm.run.node_memory import RETURNED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

@@ -11,7 +11,7 @@ import pytest
 from lab import Lab
 from sick_runs import SickRun
 
-from ftslurm.recovery.evidence import read_decision
+from ftslurm.run.attempts import read_decision
 from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, RETURNED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

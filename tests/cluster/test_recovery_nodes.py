@@ -5,6 +5,8 @@ Seconds are counted from the cut, on this machine's clock, which all nodes share
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,3 +169,42 @@ def test_without_a_spare_a_new_job_goes_on_and_does_not_wait_for_the_lost_node(
     attempt = read_attempt(run.run.layout, 2)
     assert attempt.job_id != run.job_id and attempt.nodes == ["n1", "n3", "n4"]
     assert run.first_step_at - run.cut_at < SITES_TIMEOUT_S / 2
+
+
+@pytest.mark.full
+def test_when_the_leaders_agent_alone_dies_the_ranks_go_on_and_are_watched_again(lab: Lab) -> None:
+    run = LossRun(lab, "leader", "cluster.nodes=3", "steps=4000", step_s=0.05)
+    wait_until(lambda: (run.step(1) or 0) > 30 or None, timeout_s=60, seen=run.says)
+    before = run.agent_pids()
+    assert len(before) == 3, run.says()
+    first = read_attempt(run.run.layout, 1).nodes[0]
+    (leader,) = (pid for pid, _ in before if node_of(pid) == first)
+    died_at = time.time()
+    os.kill(leader, signal.SIGKILL)
+
+    def are_all_new() -> Optional[bool]:
+        now = run.agent_pids()
+        return True if len(now) == 3 and not now & before else None
+
+    wait_until(are_all_new, timeout_s=60, seen=run.says)
+    print(f"agents on all nodes again {time.time() - died_at:.1f} s after the leader's was killed")
+    assert run.run.decisions() == [] and lab.job_state(run.job_id) == "RUNNING"
+    (stopped,) = (pid for pid in run.rank_pids() if rank_of(pid) == "3")
+    os.kill(stopped, signal.SIGSTOP)
+    run.wait_for_decisions(["restart"])
+    decision = run.decision()
+    assert (decision["cause"], decision["blamed"]["rank"]) == ("hang", 3), decision
+    lab.run_as(lab.user, ["scancel", run.job_id])
+
+
+def node_of(pid: int) -> str:
+    return value_of(pid, "SLURMD_NODENAME")
+
+
+def rank_of(pid: int) -> str:
+    return value_of(pid, "SLURM_PROCID")
+
+
+def value_of(pid: int, name: str) -> str:
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))

@@ -150,7 +150,7 @@ def buggy(lab: Lab) -> WatchedRun:
 
 
 def does_not_begin(lab: Lab) -> WatchedRun:
-    files = {"lost.py": "import no_such_package\n"}
+    files = {"lost.py": "import no_such_package\n\n\ndef main(rank): ...\n"}
     run = WatchedRun(lab, "lost", "entry=rank:lost:main", files=files)
     run.end_as("FAILED", timeout_s=150)
     return run

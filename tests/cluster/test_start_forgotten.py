@@ -15,7 +15,7 @@ import pytest
 from batch_runs import LabRun
 from lab import Lab, cluster, wait_until
 
-from ftslurm.recovery.evidence import read_decision
+from ftslurm.run.attempts import read_decision
 from ftslurm.run.jobs import read_jobs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(240)]

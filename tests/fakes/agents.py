@@ -40,8 +40,17 @@ class Job:
     """`with Job(tmp_path, nodes=3) as job`: the agents of a job; all end with it."""
 
     def __init__(
-        self, folder, *, nodes=3, recovery=None, tasks_per_node=1, site=None, program=None
+        self,
+        folder,
+        *,
+        nodes=3,
+        recovery=None,
+        tasks_per_node=1,
+        site=None,
+        program=None,
+        gpus=None,
     ):
+        """`gpus`: a node's, and the library that tells of them."""
         self.folder = folder
         self.layout = RunLayout(folder / "run")
         self.layout.submit.mkdir(parents=True, mode=0o700)
@@ -53,6 +62,8 @@ class Job:
         # These ranks do not train in step, so none lags by the load of this machine.
         spec["recovery"].update({"straggler_factor": 0, "straggler_lag_steps": 0})
         spec["recovery"].update(recovery or {})
+        if gpus is not None:
+            spec["cluster"]["gpus_per_node"], spec["health"]["nvml_library"] = gpus
         if program is not None:
             spec.update(entry=PROGRAM_ENTRY, program=program)
         record = {"run_id": "r", "spec": spec, "scheduler": "slurm", "config_digest": "0"}
@@ -108,6 +119,7 @@ class Job:
             "FTSLURM_RUN_DIR": str(self.layout.root),
             "FTSLURM_BEATS": str(self.beats),
             "FOLDER": str(self.folder),
+            "FTSLURM_FAKE_NVML": str(self.folder / "state"),
             "SLURM_JOB_ID": JOB,
             "FTSLURM_JOB_ID": JOB,
             "SLURM_JOB_NODELIST": f"127.0.0.[1-{len(self.nodes)}]",

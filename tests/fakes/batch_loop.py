@@ -2,15 +2,17 @@
 
 import itertools
 
-from fakes.slurm_queue import SITE
+from fakes.slurm_queue import SITE, Slurm
 
 from ftslurm.files import write_json
+from ftslurm.health.settings import HealthSettings
+from ftslurm.recovery import keep_out
 from ftslurm.recovery.claim import claim_attempt
 from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import STOPPED, Outcome, write_outcome
 from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import RunSpec, to_dict
+from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec, to_dict
 
 OWN = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
 
@@ -63,3 +65,23 @@ def end(layout, slurm, *, attempt=1, rc=75, term=False, environ=OWN, clock=None)
         layout, slurm, environ, attempt=attempt, rc=rc, term=term, submit=slurm.sbatch,
         now=lambda: float(next(times)), sleep=lambda s: None,
     )  # fmt: skip
+
+
+def allocated(folder, continue_by="requeue", given=("n1", "n2"), cluster=None, **recovery):
+    """A run of two nodes, and the queue that has given it nodes."""
+    spec = RunSpec(
+        cluster=ClusterSpec(nodes=2, tasks_per_node=2, **(cluster or {})),
+        recovery=RecoverySpec(agents=False, **recovery),
+        health=HealthSettings(preflight="never"),
+    )
+    layout, slurm = make_run(folder, continue_by, spec=spec), Slurm()
+    slurm.given = list(given)
+    return layout, slurm
+
+
+def be_hasty(monkeypatch):
+    """This process is no verb's, and waits for nothing."""
+    monkeypatch.setattr("ftslurm.recovery.allocation.outlive_requeue", lambda: None)
+    monkeypatch.setattr(keep_out, "POLL_S", 0.01)
+    monkeypatch.setattr("ftslurm.recovery.allocation.kill_wait_s", lambda job: 0.1)
+    monkeypatch.setattr("ftslurm.recovery.successor.KEEP_OUT_S", 0.1)

@@ -4,7 +4,7 @@ import time
 
 from ftslurm.errors import RANK_FAILED, SchedulerError
 from ftslurm.files import write_json
-from ftslurm.recovery.policy import Evidence
+from ftslurm.recovery.case import Evidence
 from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import AdoptedStep, Attempt, claim
 from ftslurm.run.layout import RunLayout

@@ -1,0 +1,90 @@
+"""`python -m ftslurm.agent.keep COMMAND...`: runs the agents' srun, and again where it ends early.
+
+Beside the ranks, for as long as the batch script lives that started it: without agents nobody would
+see a hang. TERM ends both, USR1 (a new attempt begins) ends a pause. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Optional
+
+from ftslurm.errors import EXIT_OK, warn
+from ftslurm.scheduler.process import die_with_parent
+
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
+"""Before it is started again; from the first on where it had lived for LONG_S."""
+LONG_S = 180.0
+"""Agents whose leader does not come leave after 120 s (main.LEADER_WITHIN_S)."""
+LEAVE_S = 2.0
+"""With a dead node among its own, srun stays for as long as KillWait."""
+_LOOK_S = 5.0
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD})
+
+
+def main(argv: Sequence[str]) -> int:
+    # Waited for one by one, in place of handlers. A signal that is blocked is kept.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    parent, tries = os.getppid(), 0
+    while True:
+        began = time.monotonic()
+        srun = _start(argv)
+        while srun is not None and srun.poll() is None:
+            if _next(_LOOK_S) == signal.SIGTERM or os.getppid() != parent:
+                _end(srun)
+                return EXIT_OK
+        tries = 0 if time.monotonic() - began > LONG_S else tries
+        pause_s = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+        if not _pause(pause_s, parent):
+            return EXIT_OK
+        tries += 1
+
+
+def _start(argv: Sequence[str]) -> Optional[subprocess.Popen[bytes]]:
+    """None: it cannot be started now, of a full process table perhaps."""
+    tie_to_keeper = die_with_parent(signal.SIGTERM)
+
+    def prepare() -> None:
+        tie_to_keeper()
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # ignored where the script has begun this
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    try:
+        return subprocess.Popen(list(argv), preexec_fn=prepare)
+    except (OSError, subprocess.SubprocessError) as error:
+        warn(f"the agents are not started: {error}; tried again")
+        return None
+
+
+def _next(within_s: float) -> Optional[int]:
+    """The next signal, None when none comes."""
+    found = signal.sigtimedwait(_SIGNALS, max(0.0, within_s))
+    return None if found is None else found.si_signo
+
+
+def _pause(seconds: float, parent: int) -> bool:
+    """False: leave."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        number = _next(min(_LOOK_S, deadline - time.monotonic()))
+        if number == signal.SIGTERM or os.getppid() != parent:
+            return False
+        if number == signal.SIGUSR1:
+            return True
+    return True
+
+
+def _end(srun: subprocess.Popen[bytes]) -> None:
+    srun.terminate()
+    deadline = time.monotonic() + LEAVE_S
+    while srun.poll() is None and time.monotonic() < deadline:
+        _next(deadline - time.monotonic())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

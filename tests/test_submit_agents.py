@@ -1,0 +1,160 @@
+"""The batch script's agents: one srun beside all attempts, started again where it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fakes.script_loop import alive, calls, starter, wait_for
+
+from ftslurm.agent.keep import LONG_S
+from ftslurm.agent.main import LEADER_WITHIN_S
+
+SRUN_OF_AGENTS = "echo $$ >>agents\nexec sleep 30"
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """A loop with agents."""
+    loop = starter(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run_dir = tmp_path / "it's a $(touch x) run"
+    (run_dir / "submit").mkdir()
+    for number in ("0001", "0002"):
+        (run_dir / "attempts" / number).mkdir(parents=True)
+
+    def start(agent=SRUN_OF_AGENTS, **values):
+        return loop(agent=agent, **values)
+
+    return start
+
+
+def test_agents_are_started_once_for_all_attempts_and_end_with_the_job(watched):
+    process, run_dir = watched(
+        claim=["0 go 1 n1 20001", "0 go 2 n1 20002"],
+        recover=["0 restart", "0 stop"],
+        ranks="while [ ! -e agents ]; do sleep 0.02; done\nexit 9",
+    )
+    assert process.wait(30) == 1
+    (pid,) = (run_dir / "agents").read_text().split()
+    assert not alive(pid)
+    assert [call[1] for call in calls(run_dir)].count("ftslurm.agent") == 1
+
+
+def test_agents_that_have_ended_are_started_again_before_the_next_attempt(watched):
+    process, run_dir = watched(
+        agent="echo $$ >>agents\nexit 1",
+        claim=["0 go 1 n1 20001", "0 go 2 n1 20002"],
+        recover=["0 restart", "0 done"],
+        ranks="sleep 0.3\nexit 9",
+    )
+    assert process.wait(30) == 0
+    assert len((run_dir / "agents").read_text().split()) == 2
+
+
+def test_agents_that_end_while_ranks_run_are_started_again_beside_them(watched):
+    """As when the leader's agent is killed, or the only one."""
+    process, run_dir = watched(
+        agent="echo $$ >>agents\n[[ $(wc -l <agents) -gt 1 ]] && { touch go; exec sleep 30; }\n"
+        "exit 137",
+        claim=["0 go 1 n1 20001"],
+        recover=["0 done"],
+        ranks="while [ ! -e go ]; do sleep 0.02; done\nexit 0",
+    )
+    assert process.wait(30) == 0
+    first, second = (run_dir / "agents").read_text().split()
+    assert not alive(second), "they end with the job"
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "0"]
+
+
+def test_agents_that_do_not_go_hold_the_job_for_two_seconds_at_most(watched, tmp_path):
+    """As srun is held by a dead node."""
+    hook = "while [ ! -e agents ]; do sleep 0.02; done\n"
+    (tmp_path / "it's a $(touch x) run" / "claim-hook").write_text(hook)
+    process, run_dir = watched(agent=f"trap '' TERM\n{SRUN_OF_AGENTS}", claim=["0 done"])
+    wait_for(run_dir / "agents")
+    begun = time.monotonic()
+    try:
+        assert process.wait(30) == 0
+        assert 1.9 < time.monotonic() - begun < 5
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_what_the_launcher_says_is_kept_and_passed_on_and_its_code_is_its_own(watched, capfd):
+    process, run_dir = watched(
+        claim=["0 go 1 n1 20001"], recover=["0 stop"], ranks="echo task 3: Killed >&2\nexit 137"
+    )
+    assert process.wait(30) == 1
+    kept = (run_dir / "attempts" / "0001" / "launcher.log").read_text()
+    assert kept == "task 3: Killed\n" and kept in capfd.readouterr().err
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "137"]
+
+
+def test_a_term_to_all_that_the_shell_started_leaves_the_launcher_somebody_to_talk_to(watched):
+    process, run_dir = watched(
+        claim=["0 go 1 n1 20001"],
+        recover=["0 requeued"],
+        ranks="trap '' TERM\ntouch up\nwhile [ ! -e go ]; do sleep 0.02; done\n"
+        "echo last words >&2\nexit 75",
+    )
+    wait_for(run_dir / "up")
+    os.killpg(process.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    (run_dir / "go").touch()
+    assert process.wait(30) == 0
+    assert (run_dir / "attempts" / "0001" / "launcher.log").read_text() == "last words\n"
+    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]
+
+
+def test_the_keeper_leaves_with_the_script_that_started_it(tmp_path):
+    argv = [sys.executable, "-m", "ftslurm.agent.keep", "sh", "-c", "echo $$ >>srun; exec sleep 60"]
+    shell = ["bash", "-c", '"$@" & echo $! >keeper; wait', "train.sbatch", *argv]
+    with subprocess.Popen(shell, cwd=tmp_path) as script:
+        wait_for(tmp_path / "srun")
+        script.kill()
+    pids = [(tmp_path / name).read_text() for name in ("keeper", "srun")]
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.05)
+
+
+def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(watched, tmp_path):
+    process, run_dir = watched(claim=["0 done"])
+    assert process.wait(30) == 0
+    _, _, rest = (run_dir / "train.sbatch").read_text().partition("\nwatch() {")
+    watch = "watch() {" + rest.partition("\n}\n")[0] + "\n}\n"
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        script = (
+            f"set -u; cd {tmp_path}; mkdir submit; FTSLURM_RUN_DIR=. SLURM_JOB_ID=7 python=false\n"
+            f"{watch}agents={stranger.pid}; watch; wait $agents; echo $?\n"
+            "python=sleep; watch() { :; }; sleep 60 & agents=$!\n"
+            f"{watch}watch; wait $agents; echo $?\n"
+        )
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20)
+        assert stranger.poll() is None
+        stranger.kill()
+    # Another one is started for it; what is the keeper is woken.
+    assert done.stdout.split() == ["1", str(128 + signal.SIGUSR1)], done.stderr
+
+
+def test_a_keeper_that_cannot_start_the_agents_tries_again(tmp_path):
+    """As with a full process table."""
+    argv = [sys.executable, "-m", "ftslurm.agent.keep", str(tmp_path / "srun")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as keeper:
+        try:
+            assert "the agents are not started" in keeper.stderr.readline()
+            (tmp_path / "next").write_text("#!/bin/sh\ntouch up\nexec sleep 60\n")
+            (tmp_path / "next").chmod(0o755)
+            (tmp_path / "next").rename(tmp_path / "srun")
+            wait_for(tmp_path / "up")
+        finally:
+            keeper.terminate()
+        assert keeper.wait(20) == 0
+
+
+def test_agents_without_a_leader_are_started_again_after_longer_and_longer_pauses():
+    assert LONG_S >= LEADER_WITHIN_S + 60, "they have lived for so long and done nothing"
