@@ -70,7 +70,7 @@ test-slurm: setup packages ## all cluster tests on another Slurm or file system:
 	$(CLUSTER) up --nodes 4 --expose . $(VERSION_OPTION) --shared-fs $(SHARED_FS) && \
 	$(CLUSTER) enter -- $(PY) -m pytest --durations=10 $(or $(ARGS),tests/cluster)
 
-bench: setup ## measure against torch.save, DCP, a bare loop and bare Python, in pairs (a quarter of an hour)
+bench: setup ## measure against torch.save, DCP, a bare loop, hydra-submitit-launcher, reportseff, in pairs (half an hour)
 	$(PY) tests/bench/run.py $(ARGS)
 
 cluster-up: ## start a real throwaway Slurm cluster here (root): make cluster-up NODES=4 SLURM_VERSION=24.11
