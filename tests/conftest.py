@@ -1,6 +1,9 @@
 """Its being here puts this folder on the import path: tests everywhere below import `fakes`."""
 
+import subprocess
+
 import pytest
+from fakes.array_queue import ArrayQueue
 from fakes.nvml.nodes import build
 
 from ftslurm import files
@@ -17,3 +20,11 @@ def patience(monkeypatch):
 def library(tmp_path_factory):
     """The fake libnvidia-ml.so.1, built once."""
     return str(build(tmp_path_factory.mktemp("nvml")))
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """Slurm's commands, on a queue in memory."""
+    made = ArrayQueue()
+    monkeypatch.setattr(subprocess, "run", made)
+    return made

@@ -1,16 +1,14 @@
 """A claim looks at its nodes, and what is known of them reaches the run's next job."""
 
-import dataclasses
 from functools import partial
 
 import pytest
 from checkpoints import make_step
-from fakes.batch_loop import OWN, allocated, be_hasty, begin, begin_job, end, stopped
+from fakes.batch_loop import allocated, be_hasty, begin, begin_job, end, stopped
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import read_json, write_json
 from ftslurm.recovery.actions import RESTART
-from ftslurm.recovery.own_job import OwnJob
 from ftslurm.run.attempts import read_attempt
 from ftslurm.run.jobs import BY_PERSON, add_job
 from ftslurm.run.node_memory import (
@@ -21,7 +19,6 @@ from ftslurm.run.node_memory import (
     note_node,
     read_node_events,
 )
-from ftslurm.run.record import read_record
 from ftslurm.scheduler.sbatch import RefusedError
 
 
@@ -30,11 +27,6 @@ def make(tmp_path, monkeypatch):
     """A run, its queue, and its claim."""
     be_hasty(monkeypatch)
     return partial(allocated, tmp_path)
-
-
-def own_job(layout, slurm):
-    job = OwnJob.of(layout, read_record(layout), slurm, OWN)
-    return dataclasses.replace(job, submit=slurm.sbatch, sleep=lambda s: None)
 
 
 def decide(layout, number, **told):

@@ -1,21 +1,18 @@
 """A claim asks the agents of its job which nodes are lost, or not clean of the attempts before."""
 
-import dataclasses
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from fakes.batch_loop import OWN, allocated, be_hasty, begin, begin_job
+from fakes.batch_loop import OWN, allocated, be_hasty, begin, begin_job, own_job
 
 from ftslurm.files import read_json, write_json
 from ftslurm.recovery import ask_agents
 from ftslurm.recovery.actions import REQUEUED
 from ftslurm.recovery.case import Decision
 from ftslurm.recovery.next_job import act, move_on
-from ftslurm.recovery.own_job import OwnJob
 from ftslurm.run.attempts import read_attempt
 from ftslurm.run.node_memory import FAULT, read_node_events
-from ftslurm.run.record import read_record
 from ftslurm.scheduler.sbatch import UnclearError
 
 
@@ -24,11 +21,6 @@ def make(tmp_path, monkeypatch):
     """A run, its queue, and its claim."""
     be_hasty(monkeypatch)
     return partial(allocated, tmp_path)
-
-
-def own_job(layout, slurm):
-    job = OwnJob.of(layout, read_record(layout), slurm, OWN)
-    return dataclasses.replace(job, submit=slurm.sbatch, sleep=lambda s: None)
 
 
 def kinds(layout):

@@ -1,21 +1,12 @@
 """Following a sweep: how its tasks end, what is said, what is queued on the way, at what price."""
 
-import subprocess
-
 import pytest
 
 from ftslurm.run.jobs import BY_BATCH, BY_PERSON, add_job, read_jobs
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import ASKED, add_array
 from ftslurm.sweep.follow import follow
-from tests.fakes.array_queue import ArrayQueue, decide, finish, make_sweep, queued, train
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    made = ArrayQueue()
-    monkeypatch.setattr(subprocess, "run", made)
-    return made
+from tests.fakes.array_queue import decide, finish, make_sweep, queued, train
 
 
 def followed(layout, on_pause, **options):
@@ -256,20 +247,14 @@ def test_a_script_that_slurm_refuses_ends_its_tasks(tmp_path, queue, monkeypatch
     assert "invalid partition" in ends[0].text
 
 
-def test_a_group_that_slurm_refuses_ends_its_own_tasks_only(tmp_path, queue, monkeypatch):
+def test_a_group_that_slurm_refuses_ends_its_own_tasks_only(tmp_path, queue):
     layout = make_sweep(tmp_path, 4, groups=2)
-    plain = queue._sbatch
-
-    def sbatch(argv):
-        if "group-000" in argv[-2]:
-            return queue._say(argv, 1, err="sbatch: error: invalid partition specified: nope")
-        return plain(argv)
+    queue.refuse(0, "sbatch: error: invalid partition specified: nope")
 
     def on_pause(pause):
         for number in (1, 3):
             end(layout, queue, number, job_id=f"100_{number}")
 
-    monkeypatch.setattr(queue, "_sbatch", sbatch)
     ends, lines, _ = followed(layout, on_pause)
     assert [one.finished for one in ends] == [False, True, False, True]
     assert ends[2].text.startswith("was not queued: ") and "invalid partition" in ends[2].text

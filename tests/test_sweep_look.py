@@ -16,14 +16,7 @@ from ftslurm.scheduler.process import ProcessName
 from ftslurm.scheduler.protocol import JobState
 from ftslurm.scheduler.slurm import Completed, SlurmScheduler
 from ftslurm.sweep.look import look
-from tests.fakes.array_queue import ArrayQueue, decide, finish, make_sweep, queued, train
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    made = ArrayQueue()
-    monkeypatch.setattr(subprocess, "run", made)
-    return made
+from tests.fakes.array_queue import decide, finish, make_sweep, queued, train
 
 
 def states(layout):

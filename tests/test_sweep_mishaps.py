@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import os
-import subprocess
 import time
 
 import pytest
@@ -24,25 +23,9 @@ from ftslurm.scheduler.process import ProcessName
 from ftslurm.sweep import here
 from ftslurm.sweep.look import look
 from ftslurm.sweep.queue import queue_tasks
-from tests.fakes.array_queue import ArrayQueue, make_sweep, queued
+from tests.fakes.array_queue import arrays, make_sweep, queued, quick
 from tests.test_sweep_follow import end, followed
 from tests.test_sweep_submit import begin, task  # noqa: F401 - begin is a fixture
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    made = ArrayQueue()
-    monkeypatch.setattr(subprocess, "run", made)
-    return made
-
-
-def quick(seconds):
-    """In place of sleep."""
-
-
-def arrays(queue):
-    return [word for call in queue.calls for word in call if word.startswith("--array=")]
-
 
 # what cannot be written or read
 

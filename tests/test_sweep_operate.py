@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 
 import pytest
 
@@ -18,18 +17,7 @@ from ftslurm.scheduler.local_state import CANCEL, LocalJob, is_requested, write_
 from ftslurm.scheduler.process import ProcessName
 from ftslurm.sweep.look import look
 from ftslurm.sweep.queue import queue_left
-from tests.fakes.array_queue import ArrayQueue, decide, finish, make_sweep, queued, train
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    made = ArrayQueue()
-    monkeypatch.setattr(subprocess, "run", made)
-    return made
-
-
-def quick(seconds):
-    """In place of sleep."""
+from tests.fakes.array_queue import decide, finish, make_sweep, queued, quick, train
 
 
 def is_given(layout, number, order):

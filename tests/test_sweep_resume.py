@@ -1,9 +1,6 @@
 """What a resume of a sweep queues at limits, beside what may be queued, and what is refused."""
 
-import subprocess
 from pathlib import Path
-
-import pytest
 
 from ftslurm.files import write_json
 from ftslurm.operate.sweep_cancel import cancel_sweep
@@ -16,26 +13,11 @@ from ftslurm.scheduler.local_state import LocalJob, write_job
 from ftslurm.scheduler.lost_arrays import OPEN_S
 from ftslurm.sweep import here
 from ftslurm.sweep.look import look
-from tests.fakes.array_queue import ArrayQueue, make_sweep, queued
-
-
-@pytest.fixture
-def queue(monkeypatch):
-    made = ArrayQueue()
-    monkeypatch.setattr(subprocess, "run", made)
-    return made
-
-
-def quick(seconds):
-    """In place of sleep."""
+from tests.fakes.array_queue import arrays, make_sweep, queued, quick
 
 
 def states(layout):
     return [task.state for task in look(layout).tasks]
-
-
-def arrays(queue):
-    return [word for call in queue.calls for word in call if word.startswith("--array=")]
 
 
 def test_what_may_be_on_its_way_is_left_alone_and_the_time_to_wait_is_said(tmp_path, queue):
@@ -76,16 +58,9 @@ def test_a_cancel_orders_what_may_be_on_its_way_and_says_so(tmp_path, queue):
     assert orders == [False, True, True]
 
 
-def test_a_refused_group_is_said_and_the_others_are_queued(tmp_path, queue, monkeypatch):
+def test_a_refused_group_is_said_and_the_others_are_queued(tmp_path, queue):
     layout = make_sweep(tmp_path, 4, groups=2)
-    plain = queue._sbatch
-
-    def sbatch(argv):
-        if "group-000" in argv[-2]:
-            return queue._say(argv, 1, err="sbatch: error: invalid partition specified: nope")
-        return plain(argv)
-
-    monkeypatch.setattr(queue, "_sbatch", sbatch)
+    queue.refuse(0, "sbatch: error: invalid partition specified: nope")
     answer = resume_sweep(layout, sleep=quick)
     assert not answer.ok and answer.text.startswith("2 tasks are queued")
     assert "2 are not queued, and will not be: sbatch refused the job" in answer.text

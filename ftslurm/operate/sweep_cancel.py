@@ -8,7 +8,7 @@ asked, in one call for all of them. `ftslurm resume SWEEP` opens the sweep again
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.operate.answer import Answer, tell
@@ -41,7 +41,7 @@ POLL_S = 1.0
 
 def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
     before = _close(layout, sleep)
-    live = _order_to_stop(layout, before)
+    live, unknown = _order_to_stop(layout, before)
     if not live:
         return _nothing(before)
     error = _end_jobs(layout, before, live, only_waiting=False)
@@ -55,7 +55,6 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
         )
     _tidy(layout, after, live)
     _note(layout, live, "cancel")
-    unknown = _unknown_words(layout, before)
     told = [
         f"{len(live)} tasks are cancelled, {before.counts[DONE]} were done",
         unknown,
@@ -66,7 +65,7 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
 
 def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
     before = _close(layout, sleep)
-    live = _order_to_stop(layout, before)
+    live, unknown = _order_to_stop(layout, before)
     if not live:
         return _nothing(before)
     waiting = [task for task in live if task.state != RUNNING]
@@ -78,7 +77,6 @@ def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sle
     _note(layout, gone, "stop")
     running = len(live) - len(gone)
     note = f" (of those that wait some could not be cancelled: {error})" if error else ""
-    unknown = _unknown_words(layout, before)
     told = [
         f"{running} tasks are ordered to save and leave at their next step, {len(gone)} only "
         f"waited and are cancelled{note}",
@@ -119,10 +117,16 @@ def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
     return look_twice(layout, sleep)
 
 
-def _order_to_stop(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
-    """Those that are not over."""
+def _order_to_stop(layout: SweepLayout, before: SweepLook) -> tuple[list[TaskLook], str]:
+    """Those that are not over, and what to say of those that may have a job which nobody can name;
+    these are ordered to stop as well."""
     live = [task for task in before.of(*ALIVE, NOBODY_KNOWS) if task.alive]
-    unknown = _unknown(layout, before)
+    lost = still_open(layout)
+    unknown = [
+        task
+        for task in before.tasks
+        if not task.alive and (task.state == NOBODY_KNOWS or task.number in lost)
+    ]
     failed = []
     for task in (*live, *unknown):
         try:
@@ -135,28 +139,17 @@ def _order_to_stop(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
             "`ftslurm status` that none is queued afterwards"
         )
     if unknown and not live:
-        raise SchedulerError(_unknown_words(layout, before))
-    return live
+        raise SchedulerError(_nobody_knows(unknown, lost))
+    return live, _nobody_knows(unknown, lost)
 
 
-def _unknown(layout: SweepLayout, before: SweepLook) -> list[TaskLook]:
-    """Those that may have a job which nobody can name."""
-    lost = still_open(layout)
-    return [
-        task
-        for task in before.tasks
-        if not task.alive and (task.state == NOBODY_KNOWS or task.number in lost)
-    ]
-
-
-def _unknown_words(layout: SweepLayout, before: SweepLook) -> str:
-    """Empty: there are none."""
-    unknown = _unknown(layout, before)
-    if not unknown:
+def _nobody_knows(tasks: Sequence[TaskLook], lost: Mapping[int, str]) -> str:
+    """What to say of these; empty: there are none."""
+    if not tasks:
         return ""
-    why = next(iter(still_open(layout).values()), "Slurm does not answer")
+    why = next(iter(lost.values()), "Slurm does not answer")
     return (
-        f"nobody can say whether {len(unknown)} tasks are alive ({_names(unknown)}): {why}; the "
+        f"nobody can say whether {len(tasks)} tasks are alive ({_names(tasks)}): {why}; the "
         "order to stop is left for them, cancel again then"
     )
 

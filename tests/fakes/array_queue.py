@@ -53,6 +53,15 @@ class ArrayQueue:
         for job_id in job_ids:
             self.jobs[job_id] = [word, reason, command]
 
+    def refuse(self, group, why):
+        """Of this group of a sweep sbatch takes nothing from now on."""
+        plain = self._sbatch
+
+        def sbatch(argv):
+            return self._say(argv, 1, err=why) if f"group-{group:03d}" in argv[-2] else plain(argv)
+
+        self._sbatch = sbatch
+
     @property
     def running(self):
         return [job_id for job_id, (word, _, _) in self.jobs.items() if word == "RUNNING"]
@@ -122,6 +131,15 @@ class ArrayQueue:
         if argv[1] == "release":
             self.jobs[argv[2]][:2] = ["PENDING", "Resources"]
         return self._say(argv, out=CONFIG)
+
+
+def quick(seconds):
+    """In place of sleep."""
+
+
+def arrays(queue):
+    """The indexes that sbatch was asked for."""
+    return [word for call in queue.calls for word in call if word.startswith("--array=")]
 
 
 def make_sweep(folder, count, *, parallelism=None, groups=1, scheduler="slurm", shared=()):

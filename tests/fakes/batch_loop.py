@@ -1,5 +1,6 @@
 """What a batch script asks of a run's verbs, against the queue of slurm_queue."""
 
+import dataclasses
 import itertools
 
 from fakes.slurm_queue import SITE, Slurm
@@ -8,10 +9,12 @@ from ftslurm.files import write_json
 from ftslurm.health.settings import HealthSettings
 from ftslurm.recovery import keep_out
 from ftslurm.recovery.claim import claim_attempt
+from ftslurm.recovery.own_job import OwnJob
 from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import STOPPED, Outcome, write_outcome
 from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec, to_dict
 
 OWN = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -77,6 +80,12 @@ def allocated(folder, continue_by="requeue", given=("n1", "n2"), cluster=None, *
     layout, slurm = make_run(folder, continue_by, spec=spec), Slurm()
     slurm.given = list(given)
     return layout, slurm
+
+
+def own_job(layout, slurm):
+    """That job, as its batch script has it, queueing with that Slurm and waiting for nothing."""
+    job = OwnJob.of(layout, read_record(layout), slurm, OWN)
+    return dataclasses.replace(job, submit=slurm.sbatch, sleep=lambda s: None)
 
 
 def be_hasty(monkeypatch):
