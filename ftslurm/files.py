@@ -165,6 +165,21 @@ def _write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
         fsync_folder(path.parent)
 
 
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file of a folder that nobody looks into yet, which becomes durable and appears as a
+    whole later. FileExistsError where there is one of that name."""
+    faults.point("write_file", name=path.name)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o644)
+        left = memoryview(data)
+        while left:
+            # A disk that fills up takes a part, then says so.
+            left = left[os.write(fd, left) :]
+    finally:
+        os.close(fd)
+
+
 def encode_json(record: dict[str, Any]) -> bytes:
     """The one JSON form of ours: sorted keys, indented, newline at the end, no NaN."""
     return (json.dumps(record, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
@@ -180,7 +195,7 @@ def decode_json(data: bytes, *, where: str, newest: int = 1) -> dict[str, Any]:
     """Parse a JSON record of ours. Unknown keys are kept; a newer schema_version is refused."""
     try:
         record = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"`{where}` is not JSON ({error}); it is torn or not ours") from None
     if not isinstance(record, dict) or not isinstance(record.get("schema_version"), int):
         raise FormatError(f"`{where}` has no integer schema_version; it is not a file of ftslurm")

@@ -207,7 +207,6 @@ MUTATIONS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "wrong rank count": (lie("manifest.json", manifest(world_size=3)), "world_size 3"),
     "manifest of another step number": (lie("manifest.json", manifest(step=31)), "another step"),
     "manifest of another run": (lie("manifest.json", manifest(run_id="x")), "another step or run"),
-    "manifest of the future": (lie("manifest.json", manifest(schema_version=2)), "newer one"),
     "parent after the step": (
         lie("manifest.json", manifest(parent={"step": 30, "digest": "0" * 64})),
         "has parent 30",

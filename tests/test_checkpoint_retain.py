@@ -8,6 +8,7 @@ import pytest
 from checkpoints import damage, make_layout, make_step, names, skip_fsync
 
 from ftslurm.checkpoint import verification
+from ftslurm.checkpoint.removal import remove_trash
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import CheckpointError
 from ftslurm.run.layout import RunLayout
@@ -104,6 +105,28 @@ def test_leftovers_of_older_attempts_and_old_trash_are_cleared(layout: RunLayout
         (layout.steps / name / "part").write_text("x")
     CheckpointStore(layout).retain(3, 0, set(), attempt=2)
     assert names(layout.steps) == ["step-000000000010", "step-000000000030.tmp-0002"]
+
+
+def test_trash_that_somebody_else_is_removing_is_no_failure(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that failed gives its space back while the retention before it clears old trash."""
+    trash = layout.steps / ".trash-step-000000000040.tmp-0001-00"
+    trash.mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        (trash / name).touch()
+    unlink, gone = os.unlink, []
+
+    def outrun(name: Any, **options: Any) -> None:
+        if not gone:
+            gone.append(name)
+            unlink(name, **options)
+        unlink(name, **options)
+
+    monkeypatch.setattr(os, "unlink", outrun)
+    remove_trash(trash)
+    assert gone and not trash.exists()
+    remove_trash(trash)
 
 
 def test_a_stop_is_heeded_before_each_removal(layout: RunLayout) -> None:

@@ -1,6 +1,7 @@
 """A rank's shard: bytes go out and come back through memory views, digested on the way."""
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,15 @@ def test_a_reader_leaves_no_file_open(tmp_path: Path) -> None:
     before = len(names(Path("/proc/self/fd")))
     load(tmp_path, index)
     assert len(names(Path("/proc/self/fd"))) == before
+
+
+def test_a_step_of_more_files_than_a_process_may_open_is_read(tmp_path: Path) -> None:
+    _, index = save(tmp_path, [tensor(f"w{i}", PAGE) for i in range(80)], max_file_bytes=PAGE)
+    assert len(index.files) == 80
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(names(Path("/proc/self/fd"))) + 40, limits[1]))
+    try:
+        loaded = load(tmp_path, index)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert loaded == {f"w{i}": bytes(content(f"w{i}", PAGE)) for i in range(80)}

@@ -104,3 +104,16 @@ def test_a_control_folder_has_an_absolute_path():
     check(RunSpec(recovery=RecoverySpec(control_dir="/project/control")))
     with pytest.raises(SpecError, match="absolute path"):
         check(RunSpec(recovery=RecoverySpec(control_dir="control")))
+
+
+@pytest.mark.parametrize(
+    "note", ["", "{}", '{"schema_version": 1}', '{"schema_version": 1, "files": {"a": "b"}}',
+             '{"schema_version": 1, "files": [1]}', '{"schema_version": 1, "files": {"a": null}}'],
+)  # fmt: skip
+def test_a_damaged_note_of_what_was_carried_out_hides_no_order(control, shared, note, monkeypatch):
+    control.give(SAVE)
+    (control.layout.control / "carried-out.json").write_text(note)
+    assert control.look().name == SAVE
+    monkeypatch.setattr("pathlib.Path.unlink", _refused)
+    control.take_away(SAVE)
+    assert control.look() is None

@@ -82,8 +82,9 @@ class Fence:
 def decide(candidates: Iterable[tuple[int, Path, Verification]], fence: Fence) -> Choice:
     """Go through (step, folder, verification), newest first, up to the first that may be restored.
 
-    `candidates` may be lazy: nothing behind the chosen step is looked at. CheckpointError with an
-    OSError as its cause when a step cannot be read just now: going on would lose its work.
+    `candidates` may be lazy: nothing behind the chosen step is looked at. CheckpointError when a
+    step is of a newer ftslurm or, with an OSError as its cause, cannot be read just now: going on
+    would lose its work.
     """
     head: Optional[Manifest] = None
     rejected: list[Rejected] = []
@@ -103,6 +104,11 @@ def decide(candidates: Iterable[tuple[int, Path, Verification]], fence: Fence) -
                 f"step {step} cannot be read just now and may well be whole, so no older one is "
                 f"taken in its place; try again ({reason})"
             ) from verification.unreadable
+        if verification.is_newer:
+            raise CheckpointError(
+                f"step {step} was written by a newer ftslurm and may well be whole, so no older "
+                f"one is taken in its place ({reason})"
+            )
         rejected.append(Rejected(step, path, reason))
     return Choice(None, None, rejected)
 

@@ -16,6 +16,10 @@ LARGEST = 2**63 - 1
 """No count, size or offset of ours is larger: they all have to fit a signed 64-bit integer."""
 
 
+class NewerFormat(FormatError):
+    """A record of a newer schema: not understood, and no sign of damage."""
+
+
 @dataclass(frozen=True)
 class Fields:
     """One JSON object and where it was found."""
@@ -95,7 +99,8 @@ class Fields:
 
 
 def parse(data: bytes, *, where: str, newest: int = 1) -> Fields:
-    """Parse one JSON record; refuses keys given twice, NaN, and a schema_version above `newest`."""
+    """Parse one JSON record; refuses keys given twice, NaN and, by NewerFormat, a schema_version
+    above `newest`."""
     try:
         record = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -105,7 +110,7 @@ def parse(data: bytes, *, where: str, newest: int = 1) -> Fields:
     fields = Fields(record, where)
     version = fields.count("schema_version", least=1)
     if version > newest:
-        raise FormatError(
+        raise NewerFormat(
             f"{where} has schema_version {version}, this ftslurm reads up to {newest}; use the "
             "version that wrote it or a newer one"
         )

@@ -50,8 +50,10 @@ def create_temporary(layout: RunLayout, step: int, attempt: int) -> Path:
 def publish(layout: RunLayout, temporary: Path, manifest: Manifest) -> Path:
     """Commit what the ranks wrote; returns the step's folder. Durable and visible on return.
 
-    On an error before the rename the step does not exist and `temporary` is left as it is. After it
-    the step counts, whatever becomes of latest.json: failing to write that is logged, not raised.
+    On an error the step does not exist, and `temporary` does, but where the file system has failed
+    to make the name durable and to take it back: the step stands then, and the next claim adopts
+    it. Once it has its name, durably, it counts, whatever becomes of latest.json: failing to write
+    that is logged, not raised.
     """
     target = layout.steps / step_name(manifest.step)
     expected = temporary_name(manifest.step, manifest.attempt)

@@ -24,6 +24,14 @@ from ftslurm.files import Patience, patiently
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
+class DamagedFile(CheckpointError):
+    """The bytes of `name` that came are not those that were saved, by size or digest."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
     """OSErrors inside become a CheckpointError: "cannot read `what`: ..."."""

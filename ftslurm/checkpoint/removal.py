@@ -9,6 +9,7 @@ from pathlib import Path
 from ftslurm.files import fsync_folder, patiently
 
 _PREFIX = ".trash-"
+_TRIES = 5
 
 
 def remove_folder(path: Path) -> None:
@@ -16,7 +17,7 @@ def remove_folder(path: Path) -> None:
     trash = path.with_name(f"{_PREFIX}{path.name}-{os.urandom(4).hex()}")
     patiently(lambda: path.rename(trash), path)
     fsync_folder(path.parent)
-    shutil.rmtree(trash)
+    remove_trash(trash)
 
 
 def is_trash(path: Path) -> bool:
@@ -25,5 +26,11 @@ def is_trash(path: Path) -> bool:
 
 
 def remove_trash(path: Path) -> None:
-    """Finish what it has begun."""
-    shutil.rmtree(path)
+    """Finish what it has begun; another thread may be at it as well."""
+    for _ in range(_TRIES):
+        try:
+            return shutil.rmtree(path)
+        except FileNotFoundError:
+            if not os.path.lexists(path):
+                return None
+    return shutil.rmtree(path)

@@ -1,7 +1,9 @@
-"""Rename that never replaces anything, not even an empty folder. On return it is durable."""
+"""Rename that never replaces anything, not even an empty folder: durable on return, else undone as
+far as the file system lets it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -21,23 +23,48 @@ def rename_new(source: Path, target: Path) -> None:
     NFS and some other file systems have no flags (EINVAL): there a look beforehand has to do, which
     leaves a window of microseconds in which somebody could create an empty folder.
     """
-    patiently(lambda: _rename(source, target), source)
-    fsync_folder(target.parent)
-    if source.parent != target.parent:
-        fsync_folder(source.parent)
+    moved = patiently(source.lstat, source)
+    patiently(lambda: _rename(source, target, moved), source)
+    try:
+        fsync_folder(target.parent)
+        if source.parent != target.parent:
+            fsync_folder(source.parent)
+    except OSError:
+        # What is said to have failed must not be found there later; what somebody else has put
+        # there meanwhile stays.
+        if _is_at(target, moved):
+            with contextlib.suppress(OSError):
+                target.rename(source)
+        raise
 
 
-def _rename(source: Path, target: Path) -> None:
+def _rename(source: Path, target: Path, moved: os.stat_result) -> None:
     faults.point("rename", name=source.name)
     number = _rename_noreplace(source, target)
     if number in _UNSUPPORTED:
-        if os.path.lexists(target) or is_listed(target):
-            number = errno.EEXIST
-        else:
-            source.rename(target)
-            number = 0
-    if number:
+        number = _rename_plainly(source, target)
+    # A file server whose answer was lost has done it, and says to the next try that `source` is
+    # gone or that `target` exists.
+    if number and not _is_at(target, moved):
         raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+
+def _rename_plainly(source: Path, target: Path) -> int:
+    """0 or an errno."""
+    if os.path.lexists(target) or is_listed(target):
+        return errno.EEXIST
+    try:
+        source.rename(target)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _is_at(path: Path, moved: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), moved)
+    except OSError:
+        return False
 
 
 def _rename_noreplace(source: Path, target: Path) -> int:

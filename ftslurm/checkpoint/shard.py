@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from ftslurm import faults
 from ftslurm.checkpoint.digest import digest, new
 from ftslurm.checkpoint.packing import MAX_FILE_BYTES, FilePlan, plan_files
-from ftslurm.checkpoint.reading import StepFile, read_small, reading
+from ftslurm.checkpoint.reading import DamagedFile, StepFile, read_small, reading
 from ftslurm.checkpoint.record_json import decode_index, encode_index
 from ftslurm.checkpoint.records import (
     LARGE_ALIGNMENT_BYTES,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 8 * 1024 * 1024
+_OPEN_FILES = 16
+"""Most that a reader holds open: a step has one a rank at least, a process may open 1024 or so."""
 _GATHER_BYTES = 256 * 1024
 """Smaller neighbours are joined before writing; keeps a chunk's writev far below IOV_MAX (1024)."""
 
@@ -109,9 +111,10 @@ def read_index(
     path = folder / entry.path
     data = read_small(path, patience=patience)
     if len(data) != entry.bytes or digest(algorithm, data) != entry.digest:
-        raise CheckpointError(
+        raise DamagedFile(
+            entry.path,
             f"`{path}` is not the index that the manifest names: {len(data)} bytes, expected "
-            f"{entry.bytes}, or another digest"
+            f"{entry.bytes}, or another digest",
         )
     index = decode_index(data, algorithm=algorithm, where=f"`{path}`")
     if index.rank != entry.rank:
@@ -126,7 +129,7 @@ def read_tensor(folder: Path, record: TensorRecord, algorithm: str, into: memory
 
 
 class ShardReader:
-    """Reads tensors of one step, each file opened once. Use as a context manager."""
+    """Reads tensors of one step, file by file if they come in that order. A context manager."""
 
     def __init__(self, folder: Path, algorithm: str) -> None:
         self._folder = folder
@@ -153,16 +156,21 @@ class ShardReader:
             for start in range(0, record.bytes, _READ_BYTES):
                 piece = target[start : start + _READ_BYTES]
                 if self._file(record.file).read_at(piece, record.offset + start) < len(piece):
-                    raise CheckpointError(f"`{path}` ends inside `{record.key}`; it is truncated")
+                    raise DamagedFile(
+                        record.file, f"`{path}` ends inside `{record.key}`; it is truncated"
+                    )
                 hasher.update(piece)
         if hasher.hexdigest() != record.digest:
-            raise CheckpointError(
+            raise DamagedFile(
+                record.file,
                 f"`{record.key}` in `{path}` (offset {record.offset}, {record.bytes} bytes) does "
-                "not have the digest it was saved with; the file is damaged"
+                "not have the digest it was saved with; the file is damaged",
             )
 
     def _file(self, name: str) -> StepFile:
         if name not in self._files:
+            if len(self._files) == _OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
             self._files[name] = StepFile(self._folder / name)
         return self._files[name]
 

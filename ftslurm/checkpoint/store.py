@@ -5,7 +5,7 @@ Only rank 0 of the newest attempt publishes, quarantines and removes; anyone may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional
@@ -51,13 +51,16 @@ class CheckpointStore:
         path: Path,
         *,
         full: bool,
+        files: Optional[Container[str]] = None,
         expect_step: Optional[int] = None,
         on_bytes: Callable[[int], None] = lambda count: None,
         patience: Optional[Patience] = None,
     ) -> Verification:
-        """Check one step folder; `full` reads every byte."""
+        """Check one step folder; `full` reads every byte, or every one of `files`."""
         expect = Expectation(step=expect_step, run_id=self._run_id())
-        return verify_step(path, full=full, expect=expect, on_bytes=on_bytes, patience=patience)
+        return verify_step(
+            path, full=full, files=files, expect=expect, on_bytes=on_bytes, patience=patience
+        )
 
     def choose(
         self,

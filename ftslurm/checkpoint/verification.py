@@ -5,7 +5,7 @@ A problem is a finding with a name, not an exception: all that can be found is f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Optional
@@ -13,6 +13,7 @@ from typing import Optional
 from ftslurm.checkpoint.commit import COMMITTED, Commit
 from ftslurm.checkpoint.coverage import coverage_problems
 from ftslurm.checkpoint.digest import Hasher, digest, new
+from ftslurm.checkpoint.fields import NewerFormat
 from ftslurm.checkpoint.published import read_commit
 from ftslurm.checkpoint.reading import StepFile, read_small, reading, size_of
 from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
@@ -52,6 +53,8 @@ class Verification:
     unreadable: Optional[OSError] = None
     """Set when nothing is wrong but that parts could not be read just now (the first such error):
     the step is not `ok` and not known to be damaged either."""
+    is_newer: bool = False
+    """Written by an ftslurm whose records this one cannot read, and not known to be damaged."""
     strangers: list[str] = field(default_factory=list)
     """With `full`: what lies in the folder and was not saved. It takes nothing from what was."""
 
@@ -74,6 +77,8 @@ class _Progress:
     problems: list[str] = field(default_factory=list)
     unreadable: list[OSError] = field(default_factory=list)
     """Causes of those problems that are no damage."""
+    newer: int = 0
+    """Problems of records that are no damage but not understood here."""
     patience: Patience = field(default_factory=Patience)
     """Left for the files that have not been looked at yet."""
 
@@ -82,10 +87,12 @@ class _Progress:
         self.problems.append(str(error))
         if isinstance(error.__cause__, OSError):
             self.unreadable.append(error.__cause__)
+        # A record whose digest was checked before is what was written.
+        self.newer += isinstance(error, NewerFormat)
 
     @property
     def is_damage_known(self) -> bool:
-        return len(self.problems) > len(self.unreadable)
+        return len(self.problems) > len(self.unreadable) + self.newer
 
     @property
     def is_gone(self) -> bool:
@@ -107,6 +114,7 @@ class _Progress:
             problems=self.problems,
             bytes_read=self.bytes_read,
             unreadable=self.unreadable[0] if only_unreadable else None,
+            is_newer=self.newer > 0 and not self.is_damage_known,
             strangers=list(strangers),
         )
 
@@ -115,13 +123,14 @@ def verify_step(
     path: Path,
     *,
     full: bool,
+    files: Optional[Container[str]] = None,
     expect: Expectation = Expectation(),
     on_bytes: Callable[[int], None] = lambda count: None,
     should_stop: Callable[[], bool] = lambda: False,
     patience: Optional[Patience] = None,
 ) -> Verification:
-    """Check a published step. `full` reads every byte of it; otherwise records and sizes only, and
-    only up to the first file that was waited for and is gone.
+    """Check a published step. `full` reads every byte of it, or of those `files`; otherwise records
+    and sizes only, and only up to the first file that was waited for and is gone.
 
     The folder's name is held against the manifest if it is that of a step. All files of the step
     together are waited for as one would be, with what `patience` has left.
@@ -130,7 +139,7 @@ def verify_step(
     heads = _verify_heads(path, expect, progress)
     if heads.manifest is None:
         return heads
-    names = _check_contents(path, heads.manifest, full=full, progress=progress)
+    names = _check_contents(path, heads.manifest, full=full, files=files, progress=progress)
     strangers = []
     if full and names is not None:
         strangers = _strangers(path, {COMMITTED, *names}, progress)
@@ -177,6 +186,9 @@ def loadability_problems(path: Path, identity: str) -> list[str]:
 def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Optional[Manifest]]:
     try:
         commit = read_commit(path, patience=progress.patience)
+    except NewerFormat as error:
+        progress.failed(_newer_or_damaged(path, error, progress))
+        return None, None
     except (CheckpointError, FormatError) as error:
         progress.failed(error)
         return None, None
@@ -185,6 +197,22 @@ def _read_heads(path: Path, progress: _Progress) -> tuple[Optional[Commit], Opti
         progress.problems.append(f"`{path / COMMITTED}` names another step or run")
         return commit, None
     return commit, manifest
+
+
+def _newer_or_damaged(path: Path, error: NewerFormat, progress: _Progress) -> FtslurmError:
+    """What a COMMITTED of a newer schema is: nothing guards its bytes, and one wrong bit makes
+    another version of it, so the manifest has to be of a newer one as well."""
+    try:
+        data = read_small(path / MANIFEST, patience=progress.patience)
+        decode_manifest(data, where=MANIFEST)
+    except NewerFormat:
+        return error
+    except CheckpointError as unread:
+        if isinstance(unread.__cause__, OSError):
+            return unread
+    except FormatError:
+        pass
+    return FormatError(str(error))
 
 
 def _read_manifest(path: Path, identity: str, progress: _Progress) -> Optional[Manifest]:
@@ -212,7 +240,12 @@ def _contradictions(
 
 
 def _check_contents(
-    path: Path, manifest: Manifest, *, full: bool, progress: _Progress
+    path: Path,
+    manifest: Manifest,
+    *,
+    full: bool,
+    progress: _Progress,
+    files: Optional[Container[str]] = None,
 ) -> Optional[set[str]]:
     """All that the manifest names; returns the names of its files, None when an index is bad."""
     algorithm = manifest.digest_algorithm
@@ -234,7 +267,7 @@ def _check_contents(
             names.add(file.path)
             try:
                 _check_size(path / file.path, file.bytes, progress.patience)
-                if full:
+                if full and (files is None or file.path in files):
                     records = [record for record in index.tensors if record.file == file.path]
                     _scan(path / file.path, file, records, algorithm, progress)
             except VerificationStopped:

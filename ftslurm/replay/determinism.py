@@ -63,7 +63,7 @@ def parameter_digest(model: torch.nn.Module) -> str:
         if not isinstance(tensor, torch.Tensor):
             continue
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        data = whole.detach().cpu().contiguous()
+        data = whole.detach().resolve_conj().resolve_neg().cpu().contiguous()
         digest.update(f"{_plain_name(name)} {data.dtype} {list(data.shape)}\n".encode())
         # As bytes, since numpy has no bfloat16.
         digest.update(data.flatten().view(torch.uint8).numpy().data)

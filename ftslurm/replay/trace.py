@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from ftslurm.files import fsync_folder
 from ftslurm.run.layout import RunLayout
 
 SCHEMA_VERSION = 1
+
+_NAME = re.compile(r"attempt-([0-9]+)\.jsonl\Z")
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,8 @@ def count_trained(layout: RunLayout) -> dict[int, int]:
 
 
 def _rows(layout: RunLayout) -> Iterator[TraceRow]:
-    files = {
-        int(path.stem.rpartition("-")[2]): path for path in layout.trace.glob("attempt-*.jsonl")
-    }
+    found = ((_NAME.match(path.name), path) for path in layout.trace.glob("attempt-*.jsonl"))
+    files = {int(name[1]): path for name, path in found if name is not None}
     for attempt in sorted(files):
         for line in files[attempt].read_bytes().splitlines():
             row = _parse_row(line, attempt, files[attempt])
@@ -130,20 +132,24 @@ def _rows(layout: RunLayout) -> Iterator[TraceRow]:
 
 
 def _parse_row(line: bytes, attempt: int, where: Path) -> Optional[TraceRow]:
-    """None for a torn line: it lacks its closing brace, so it is not JSON."""
+    """None for a line that is torn or damaged."""
     try:
         record: dict[str, Any] = json.loads(line)
-    except ValueError:
+        is_newer = record.pop("schema_version") > SCHEMA_VERSION
+        if not is_newer:
+            return _row(record, attempt)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if record.pop("schema_version") > SCHEMA_VERSION:
-        raise FormatError(
-            f"`{where}` is of a newer ftslurm; read it with that version or a newer one"
-        )
+    raise FormatError(f"`{where}` is of a newer ftslurm; read it with that version or a newer one")
+
+
+def _row(record: dict[str, Any], attempt: int) -> TraceRow:
     loss = float.fromhex(record.pop("loss_hex"))
     del record["loss"]
-    fixed = {name: record.pop(name) for name in ("step", "samples", "tokens", "seconds")}
+    counts = {name: int(record.pop(name)) for name in ("step", "samples", "tokens")}
+    seconds = float(record.pop("seconds"))
     values = {name: math.nan if value is None else value for name, value in record.items()}
-    return TraceRow(**fixed, loss=loss, values=values, attempt=attempt)
+    return TraceRow(**counts, seconds=seconds, loss=loss, values=values, attempt=attempt)
 
 
 def _finite(value: float) -> Optional[float]:

@@ -128,8 +128,8 @@ class ControlFiles:
     def _noted(self) -> dict[str, int]:
         try:
             return {str(place): int(at) for place, at in read_json(self._note)["files"].items()}
-        except (OSError, FormatError):
-            return {}
+        except (OSError, FormatError, KeyError, AttributeError, TypeError, ValueError):
+            return {}  # damaged: an order that was carried out is carried out again
 
     def _make_folder(self) -> None:
         folder = self.layout.control

@@ -10,8 +10,10 @@ from typing import Optional
 CALL = "train.pkl"
 """The ranks' pickled call in RUN/submit, written before the job has an id."""
 
-_STEP = re.compile(r"^step-(\d{12})$")
-_TEMPORARY = re.compile(r"^step-(\d{12})\.tmp-(\d{4,})$")
+# One name a step, however large.
+_NUMBER = r"([0-9]{12}|[1-9][0-9]{12,})"
+_STEP = re.compile(rf"step-{_NUMBER}\Z")
+_TEMPORARY = re.compile(rf"step-{_NUMBER}\.tmp-([0-9]{{4,}})\Z")
 
 
 def step_name(step: int) -> str:
@@ -54,6 +56,16 @@ class AttemptLayout:
     def decision_json(self) -> Path:
         """What `ftslurm recover` decided, written before it acts."""
         return self.root / "decision.json"
+
+    @property
+    def agents_json(self) -> Path:
+        """How the leader of the node agents, who alone writes these two, has the attempt by now."""
+        return self.root / "agents.json"
+
+    @property
+    def agents_jsonl(self) -> Path:
+        """What the node agents have seen and done."""
+        return self.root / "agents.jsonl"
 
     @property
     def preflight_json(self) -> Path:
@@ -152,6 +164,12 @@ class RunLayout:
     def jobs(self) -> Path:
         """Which jobs the run has had, a line each, written when the scheduler has taken one."""
         return self.root / "submit" / "jobs.jsonl"
+
+    @property
+    def successor_asked(self) -> Path:
+        """There from the moment before the batch loop first asks sbatch for a next job: until then
+        none of its own can be in the queue."""
+        return self.root / "submit" / "successor-asked"
 
     @property
     def sbatch_command(self) -> Path:

@@ -7,12 +7,15 @@ is being persisted is never written to. Copies are complete when `stage` returns
 from __future__ import annotations
 
 import enum
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 
 from ftslurm.train.leaves import Shape, size_bytes
+
+log = logging.getLogger(__name__)
 
 _ALIGNMENT = 64
 
@@ -45,6 +48,15 @@ class Arena:
             self._memory = torch.empty(0, dtype=torch.uint8)
             self._memory = torch.empty(needed_bytes, dtype=torch.uint8, pin_memory=self._pinned)
             self._memory.zero_()
+
+    def has_room(self, needed_bytes: int) -> bool:
+        """`reserve`; False when this machine has not the memory."""
+        try:
+            self.reserve(needed_bytes)
+        except (RuntimeError, MemoryError) as error:  # what torch and Python say of it
+            log.warning("no memory for a snapshot of %d bytes: %s", needed_bytes, error)
+            return False
+        return True
 
     def stage(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of `sources`, contiguous, in the slot; valid until `release`."""

@@ -28,7 +28,7 @@ from ftslurm.train.persist import Failure, Place, SaveJob, SaveResult, persist, 
 from ftslurm.train.restore import OnEvent, Restored, Restorer
 from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.setbacks import Setbacks
-from ftslurm.train.staging import copy_digests, needed_bytes, own_parts, stage
+from ftslurm.train.staging import Part, copy_digests, needed_bytes, own_parts, stage
 from ftslurm.train.state import Snapshot, TrainState
 
 RETRY_S = 5.0
@@ -176,15 +176,21 @@ class Checkpointer:
         assert self._in_flight is None, "a save is in flight"
         refusal: FtslurmError | None = None
         snapshot: Snapshot | None = None
+        parts: list[Part] = []
+        has_room = True
         try:
             snapshot = self._capture()
+            parts = own_parts(snapshot.leaves)
+            has_room = self._make_room(parts)
         except FtslurmError as error:
             refusal = error
-        self._agree(refusal, max_failed)
+        lacking = self._agree(refusal, max_failed, has_room=has_room)
+        if lacking is not None:
+            failure = Failure(lacking, f"rank {lacking} has no host memory for its snapshot")
+            self._note_failures(step, [failure], of_all=False)
+            return
         assert snapshot is not None
-        if self._reserving is not None:
-            self._reserving.join()
-        tensors = stage(own_parts(snapshot.leaves), self._arena)
+        tensors = stage(parts, self._arena)
         self._reach("staged", step)
         self._arena.hand_over()
         job = SaveJob(
@@ -202,10 +208,25 @@ class Checkpointer:
             step, partial(self._persist, job), after=self._retain, previous=self._last
         )
 
-    def _agree(self, refusal: FtslurmError | None, max_failed: int | None) -> None:
-        """Every rank goes on, or every rank raises: nobody is left waiting in a collective."""
-        refused, broken, failed = largest(
-            [int(refusal is not None), int(self._is_broken), self._setbacks.against_attempt],
+    def _make_room(self, parts: Sequence[Part]) -> bool:
+        """Whether this rank has the memory; all that staging takes."""
+        if self._reserving is not None:
+            self._reserving.join()
+        return self._arena.has_room(needed_bytes(parts))
+
+    def _agree(
+        self, refusal: FtslurmError | None, max_failed: int | None, *, has_room: bool
+    ) -> int | None:
+        """Every rank goes on, or every rank raises, or all learn of a rank that lacks memory:
+        nobody is left waiting in a collective."""
+        rank = self._groups.rank
+        refused, broken, failed, lacking = largest(
+            [
+                int(refusal is not None),
+                int(self._is_broken),
+                self._setbacks.against_attempt,
+                -1 if has_room else rank,
+            ],
             self._groups.control,
             world_size=self._groups.world_size,
         )
@@ -224,6 +245,7 @@ class Checkpointer:
                 f"{max_failed}); the newest committed step is {self.committed_step}: see the "
                 "reasons in the save_failed events"
             )
+        return None if lacking < 0 else lacking
 
     def _capture(self) -> Snapshot:
         groups = self._groups
@@ -327,7 +349,7 @@ class Checkpointer:
         """Allocate and touch the arena beside the training, so that the first save need not."""
         needed = needed_bytes(own_parts(self._capture().leaves))
         self._reserving = threading.Thread(
-            target=self._arena.reserve, args=(needed,), name="reserve-arena", daemon=True
+            target=self._arena.has_room, args=(needed,), name="reserve-arena", daemon=True
         )
         self._reserving.start()
 

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ftslurm.errors import RunError, SpecError
 from ftslurm.run.gpu_request import has_gpus
+from ftslurm.run.heartbeat import RESTORING, SAVING
 from ftslurm.run.rank import RankEnvironment
 from ftslurm.run.spec import RunSpec
 from ftslurm.train.interface import interface_towards
@@ -33,6 +34,8 @@ RENDEZVOUS_TIMEOUT_S = 300
 """Ranks of one job step start within minutes of each other, or never."""
 COLLECTIVE_TIMEOUT_S = 1800
 """torch's own default for gloo; a dead peer shows itself at once by its closed connection."""
+WITHOUT_LIMIT_S = 7 * 86400
+"""For a phase that has none."""
 BIND_PATIENCE_S = 20
 """How long rank 0 waits for its port: the attempt before may still be leaving it."""
 _BACKLOG = 4096
@@ -100,8 +103,8 @@ def open_groups(env: RankEnvironment, spec: RunSpec, *, run_id: str) -> Groups:
         local_rank=env.local_rank,
         device=device,
         main=_world(),
-        control=_gloo_group(),
-        checkpoint=_gloo_group(),
+        control=_gloo_group(longest_s(spec, RESTORING, SAVING)),
+        checkpoint=_gloo_group(longest_s(spec, SAVING)),
         node=env.node,
     )
 
@@ -206,8 +209,15 @@ def _world() -> dist.ProcessGroup:
     return world
 
 
-def _gloo_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+def longest_s(spec: RunSpec, *phases: str) -> float:
+    """How long one rank may wait for another in these phases: ranks that read or write in them are
+    done at times as far apart as the phase is long."""
+    limits = (spec.recovery.phase_limit_s[phase] for phase in phases)
+    return max(COLLECTIVE_TIMEOUT_S, *(limit_s or WITHOUT_LIMIT_S for limit_s in limits))
+
+
+def _gloo_group(timeout_s: float) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     assert isinstance(group, dist.ProcessGroup), "every rank is a member"
     return group
 

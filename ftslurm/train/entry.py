@@ -144,6 +144,7 @@ def limit_openmp(record: RunRecord) -> bool:
 def open_session(env: RankEnvironment, record: RunRecord, pulse: Pulse) -> Session:
     """Meet the other ranks. Collective."""
     from ftslurm.train.beats import prepare_nccl
+    from ftslurm.train.device_clock import gpu_name
     from ftslurm.train.distributed import open_groups
     from ftslurm.train.session import Session
 
@@ -151,7 +152,7 @@ def open_session(env: RankEnvironment, record: RunRecord, pulse: Pulse) -> Sessi
     prepare_nccl(os.environ, env, pulse)
     groups = open_groups(env, record.spec, run_id=record.run_id)
     if groups.device.type == "cuda":
-        pulse.devices_wait()
+        pulse.devices_wait(gpu_name(groups.device))
     log.info("rank %d of %d on %s, %s", env.rank, env.world_size, env.node, groups.device)
     return Session(env, record, groups, stop_flag, pulse=pulse)
 

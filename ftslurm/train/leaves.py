@@ -121,6 +121,33 @@ def size_bytes(dtype: torch.dtype, shape: Shape) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+@torch.no_grad()
+def fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    """`target.copy_(source)`, also where elements of `target` share memory, as expand() makes them;
+    StateMismatch when they would have to differ."""
+    for dim, (length, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if length > 1 and stride == 0:
+            first = source.narrow(dim, 0, 1)
+            if not _is_same(source, first.expand_as(source)):
+                raise StateMismatch(
+                    f"a tensor of shape {tuple(target.shape)} has one element for all places along "
+                    f"dimension {dim} (expand), where the checkpoint has different ones"
+                )
+            target, source = target.narrow(dim, 0, 1), first
+    target.copy_(source)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, on any device."""
+    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (one, other)))
+
+
+def is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are its values in order: contiguous, and no view that conjugates or negates
+    what is read through it."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def byte_view(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor with at least one element, writable, not copied."""
     # .numpy() refuses bfloat16 and float8, and a 0-dim tensor cannot be viewed as another size.

@@ -3,8 +3,9 @@
 What is handed out depends on the cursor, the rank and the world alone: never on the number of
 workers, and never on torch's random generator, which is left untouched. Reading ahead moves
 nothing; the cursor moves when its owner says so, and a cursor set to another place (a restore) is
-followed from the next batch on. Stop signals do not end workers; `close`, and the end of the
-rank however it comes, do.
+followed from the next batch on. A loop that does not train one batch a step is refused: the cursor
+would name another place than it has come to, and a restart would go on there. Stop signals do not
+end workers; `close`, and the end of the rank however it comes, do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -26,12 +28,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ftslurm.errors import UsageError
 from ftslurm.run.rank import STOP_SIGNALS
 from ftslurm.train.cursor import BatchPlan, Cursor, plan_batch, sample_indices
 from ftslurm.train.token_store import Tokens, TokenStore
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KILLED_S = 2.0
+AHEAD = 16
+"""Batches that a loop may hold before it trains them, e.g. to bring them to the GPU in time."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,9 @@ class GlobalBatches:
         self._num_workers = num_workers
         self._moves = -1
         self._steps: Optional[Iterator[Tokens]] = None
+        self._begins: Iterator[int] = iter(())
+        self._untrained: deque[int] = deque()
+        """First samples of the batches handed out whose step has not ended."""
         self._workers: list[BaseProcess] = []
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
@@ -73,7 +81,24 @@ class GlobalBatches:
         if self._steps is None or self._moves != self._cursor.moves:
             self._start()
         assert self._steps is not None
+        self._hand_out(next(self._begins))
         return cut_micro_batches(next(self._steps), self.plan)
+
+    def _hand_out(self, begin: int) -> None:
+        due = self._cursor.begin_of(self._cursor.samples)
+        while self._untrained and self._untrained[0] < due:
+            self._untrained.popleft()
+        self._untrained.append(begin)
+        if begin < due:
+            what = "ended a step without taking a batch for it"
+        elif len(self._untrained) > AHEAD:
+            what = f"has taken {AHEAD} batches more than it has ended steps"
+        else:
+            return
+        raise UsageError(
+            f"the loop {what}, so a restart would go on at another place in the data; take one "
+            "batch from session.batches and call session.end_step once in each step"
+        )
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """End the workers: asked first, killed at `timeout_s`. Another `next` starts new ones."""
@@ -85,6 +110,8 @@ class GlobalBatches:
     def _start(self) -> None:
         self.close()
         self._moves = self._cursor.moves
+        self._begins = self._cursor.begins()
+        self._untrained.clear()
         loader = DataLoader(
             _StepReader(self._store, self._cursor, self.plan),
             batch_size=None,

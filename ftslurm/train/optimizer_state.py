@@ -16,7 +16,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ftslurm.errors import CheckpointError
-from ftslurm.train.leaves import Leaf, Shape, StateMismatch, describe, dtype_of, replicated
+from ftslurm.train.leaves import (
+    Leaf,
+    Shape,
+    StateMismatch,
+    describe,
+    dtype_name,
+    dtype_of,
+    replicated,
+)
 from ftslurm.train.tree import flatten, unflatten
 
 Catalogue = Mapping[str, tuple[str, Shape]]
@@ -165,16 +173,18 @@ class OptimizerWriter:
     def _prepare_options(self, group: dict[str, Any], saved: dict[str, Any]) -> None:
         where = "optimizer group options"
         ours = {key for key in group if key != "params"}
-        if ours != set(saved):
+        # Some optimizers add options in their first step (schedulefree's scheduled_lr).
+        if not ours <= set(saved):
             raise StateMismatch(
-                f"{where} differ: only in the checkpoint {sorted(set(saved) - ours)}, only in the "
-                f"program {sorted(ours - set(saved))}; use the same optimizer and scheduler"
+                f"{where} differ: only in the program {sorted(ours - set(saved))}; use the same "
+                "optimizer and scheduler"
             )
         options = {}
         for key, value in saved.items():
-            current = group[key]
+            current = group.get(key)
             options[key] = unflatten(value, partial(self._give_option, current))
-            if isinstance(current, torch.Tensor) != isinstance(options[key], torch.Tensor):
+            is_tensor = isinstance(options[key], torch.Tensor)
+            if key in ours and isinstance(current, torch.Tensor) != is_tensor:
                 raise StateMismatch(
                     f"`{key}` in {where}: expected {type(options[key]).__name__} as in the "
                     f"checkpoint, found {type(current).__name__}"
@@ -183,11 +193,15 @@ class OptimizerWriter:
 
     def _give_option(self, current: Any, entry: dict[str, Any]) -> torch.Tensor:
         dtype, shape = self._catalogue[entry["key"]]
-        tensor = (
-            current
-            if isinstance(current, torch.Tensor)
-            else torch.empty(shape, dtype=dtype_of(dtype))
-        )
+        tensor: torch.Tensor = current
+        if not isinstance(current, torch.Tensor):
+            tensor = torch.empty(shape, dtype=dtype_of(dtype))
+        found = (dtype_name(tensor.dtype), tuple(tensor.shape))
+        if found != (dtype, shape):
+            raise StateMismatch(
+                f"`{entry['key']}`: expected {dtype} of shape {shape} as in the checkpoint, found "
+                f"{found[0]} of shape {found[1]}; use the same optimizer and scheduler"
+            )
         self._add(entry["key"], tensor)
         return tensor
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ftslurm.train.distributed import Groups
+from ftslurm.train.leaves import fill
 
 
 def wrap(model: nn.Module, *, strategy: str, groups: Groups) -> nn.Module:
@@ -44,12 +45,25 @@ def wrap(model: nn.Module, *, strategy: str, groups: Groups) -> nn.Module:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module as its author wrote it (FSDP2 changes it in place)."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    inner = uncompiled(model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What torch.compile was given, whose type says how it is spread."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def in_ddp(model: nn.Module) -> list[DistributedDataParallel]:
+    """All of `model` that is in DDP: it, what was compiled, or parts of it, as of a GAN."""
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, *, wanted: bool) -> Iterator[None]:
     """Around the forward and backward of one micro-step: reduce gradients only if `wanted`."""
+    model = uncompiled(model)
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
         yield
@@ -68,7 +82,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
 
 def needs_warm_up(model: nn.Module) -> bool:
     """DDP alone rebuilds its gradient buckets after its first backward."""
-    return isinstance(model, DistributedDataParallel)
+    return bool(in_ddp(model))
 
 
 def warm_up(model: nn.Module, forward_backward: Callable[[], None]) -> None:
@@ -78,12 +92,16 @@ def warm_up(model: nn.Module, forward_backward: Callable[[], None]) -> None:
     has to enter its first step with the same one. Buffers, gradients and all random number
     generators are as before on return.
     """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    values = {buffer: buffer.clone() for buffer in model.buffers()}
+    places = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+    before = [(buffers, name, buffers[name]) for buffers, name in places]
     with _generators_restored():
         forward_backward()
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    # A forward may have put another tensor in a buffer's place, or the first one.
+    for buffers, name, buffer in before:
+        buffers[name] = buffer
+    for buffer, value in values.items():
+        fill(buffer, value)
     for parameter in model.parameters():
         parameter.grad = None
 

@@ -121,7 +121,7 @@ def _open_folder(job: SaveJob, place: Place) -> dict[str, Any]:
     if place.rank == 0:
         try:
             answer["folder"] = str(place.store.create_temporary(job.step, job.attempt))
-        except (OSError, FtslurmError) as error:
+        except Exception as error:  # noqa: BLE001 - reported; the other ranks wait for this answer
             answer = _account(error)
     reply: dict[str, Any] = broadcast_json(answer, place.group, world_size=place.world_size)
     return reply

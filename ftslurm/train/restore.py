@@ -3,7 +3,8 @@
 A step that any rank finds damaged is set aside for the next older one. What was rejected is
 quarantined only once an older step has been restored; when none can be, nothing is moved or deleted
 and the run does not start from step 0. A file system that fails says nothing about a step: all
-ranks end with StorageError, and the next attempt tries the same step again.
+ranks end with StorageError, and the next attempt tries the same step again. Nor do bytes that are
+wrong on one node and right on rank 0's: that node is named (Misread), and the step stays.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from ftslurm.checkpoint.choose import Rejected
-from ftslurm.checkpoint.reading import read_small
+from ftslurm.checkpoint.reading import DamagedFile, read_small
 from ftslurm.checkpoint.record_json import decode_manifest, manifest_digest
 from ftslurm.checkpoint.records import MANIFEST, Manifest
 from ftslurm.checkpoint.sight import await_step
@@ -36,6 +37,14 @@ _Loaded = tuple[Restoration, Manifest]
 
 class StorageError(RunError):
     """A file could not be read or moved now; that is no evidence against what it holds."""
+
+
+class Misread(StorageError):
+    """This rank's node has read other bytes than rank 0's has, which are those that were saved."""
+
+
+class MisreadElsewhere(StorageError):
+    """Another rank's node has; that rank says so itself."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,12 @@ class Restorer:
         )
         if "mismatch" in verdict:
             raise StateMismatch(verdict["mismatch"])
+        if "misread" in verdict:
+            kind = Misread if self._place.rank in verdict["ranks"] else MisreadElsewhere
+            raise kind(
+                f"step {offer['step']} was read wrongly ({verdict['misread']}), and rank 0 on "
+                f"{verdict['node']} finds these files whole; it was not rejected"
+            )
         if "unread" in verdict:
             raise StorageError(
                 f"step {offer['step']} cannot be read now ({verdict['unread']}); it was not "
@@ -182,37 +197,45 @@ class Restorer:
             reader.fill(restoration.leaves, rank=self._place.rank)
         except StateMismatch as error:
             return None, {"mismatch": str(error)}
+        except DamagedFile as error:
+            return None, {"misread": str(error), "file": error.name, "node": self._node}
         except (OSError, FtslurmError) as error:
             kind = "unread" if is_of_storage(error) else "damage"
             return None, {kind: reason_of(error), "node": self._node}
         return (restoration, reader.manifest), {}
 
-    def _judge(self, offer: dict[str, Any], rows: list[dict[str, str]]) -> dict[str, str]:
+    def _judge(self, offer: dict[str, Any], rows: list[dict[str, str]]) -> dict[str, Any]:
         """Rank 0: what all ranks together make of a step; empty when all have read it.
 
-        A file that is missing or cannot be read on one rank is damage only if rank 0 finds damage
-        too: another node's view of a shared file system may be late or broken.
+        A file that is missing, wrong or cannot be read on one rank is damage only if rank 0 finds
+        damage too: another node's view of a shared file system may be late or broken, and so may
+        its memory.
         """
         mismatches = [row["mismatch"] for row in rows if "mismatch" in row]
         if mismatches:
             return {"mismatch": mismatches[0]}
-        damage, unread = (
-            "; ".join(
+        told = {
+            kind: "; ".join(
                 f"rank {rank} on {row['node']}: {row[kind]}"
                 for rank, row in enumerate(rows)
                 if kind in row
             )
-            for kind in ("damage", "unread")
-        )
-        if damage:
-            return {"damage": damage}
-        if unread:
-            return {"damage" if self._is_damaged_here(Path(offer["path"])) else "unread": unread}
-        return {}
-
-    def _is_damaged_here(self, folder: Path) -> bool:
-        found = self._place.store.verify(folder, full=False)
-        return not found.ok and found.unreadable is None
+            for kind in ("damage", "misread", "unread")
+        }
+        if told["damage"]:
+            return {"damage": told["damage"]}
+        said = "; ".join(filter(None, (told["misread"], told["unread"])))
+        if not said:
+            return {}
+        files = {row["file"] for row in rows if "file" in row}
+        # Of wrong bytes each is read again, from the device.
+        found = self._place.store.verify(Path(offer["path"]), full=bool(files), files=files)
+        if not found.ok and found.unreadable is None:
+            return {"damage": said}
+        if files and found.ok:
+            ranks = [rank for rank, row in enumerate(rows) if "misread" in row]
+            return {"misread": told["misread"], "ranks": ranks, "node": self._node}
+        return {"unread": said}
 
     def _prepare(self, reader: StepReader) -> Restoration:
         rank, world_size = self._place.rank, self._place.world_size
@@ -272,7 +295,7 @@ def _read_manifest(folder: Path, digest: str) -> Manifest:
     # Rank 0 has read it a moment ago.
     data = read_small(folder / MANIFEST, announced=True)
     if manifest_digest(data) != digest:
-        raise CheckpointError(f"`{folder / MANIFEST}` is not the manifest that rank 0 chose")
+        raise DamagedFile(MANIFEST, f"`{folder / MANIFEST}` is not the manifest that rank 0 chose")
     return decode_manifest(data, where=str(folder / MANIFEST))
 
 

@@ -47,7 +47,7 @@ def needed_bytes(parts: Sequence[Part]) -> int:
 def copy_digests(copies: Sequence[Leaf], algorithm: str) -> dict[str, str]:
     """Digest of each whole tensor, to be held against that of other ranks."""
     return {
-        leaf.key: digest(algorithm, byte_view(leaf.local.cpu().contiguous()))
+        leaf.key: digest(algorithm, byte_view(_as_memory(leaf.local)))
         for leaf in copies
         if leaf.local.numel()
     }
@@ -67,6 +67,10 @@ def stage(parts: Sequence[Part], arena: Arena) -> list[TensorData]:
         )
         for part, copy in zip(parts, copies, strict=True)
     ]
+
+
+def _as_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _part(leaf: Leaf, rows: Rows) -> Part:

@@ -2,12 +2,13 @@
 
 `capture` reads and changes nothing. `prepare` checks a checkpoint against the live program (names,
 dtypes, shapes, ties; nothing is cast) and names the memory its bytes belong in: that of the live
-parameters and buffers, which are never replaced, so tied weights stay tied. `Restoration.adopt`
-applies the rest once every byte has been verified.
+parameters and buffers, which are not replaced (but see late_buffers), so tied weights stay tied.
+`Restoration.adopt` applies the rest once every byte has been verified.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,19 +17,22 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
+from ftslurm.errors import CheckpointError
 from ftslurm.train import rng
+from ftslurm.train.late_buffers import LateBuffers
 from ftslurm.train.leaves import (
     Leaf,
     StateMismatch,
     describe,
     dtype_of,
     private,
-    replicated,
 )
 from ftslurm.train.optimizer_state import Catalogue, OptimizerReader, OptimizerWriter
+from ftslurm.train.parallel import in_ddp, unwrap
 from ftslurm.train.tree import flatten, unflatten
+
+log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -83,12 +87,11 @@ class TrainState:
         scaler: Stateful | None = None,
         extra: Mapping[str, Stateful] | None = None,
     ) -> None:
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.model = unwrap(model)
         # DDP begins each forward by giving all ranks the buffers of rank 0, so what the others hold
         # between two steps (their own BatchNorm statistics) is lost anyway.
-        self._first_gives_buffers = (
-            isinstance(model, DistributedDataParallel) and model.broadcast_buffers
-        )
+        self._first_gives = [part for part in in_ddp(model) if part.broadcast_buffers]
+        self._late_buffers = LateBuffers(self.model)
         self.optimizer = optimizer
         self._scheduler = scheduler
         self._scaler = scaler
@@ -105,10 +108,11 @@ class TrainState:
         shared: dict[str, Any] = {"optimizer": optimizer_json}
 
         def take(key: str, tensor: torch.Tensor) -> dict[str, Any]:
-            leaves.append(replicated(key, tensor, **where))
-            return {"key": key}
+            leaves.append(describe(key, tensor, **where))
+            return {"key": key, **({"sharded": True} if isinstance(tensor, DTensor) else {})}
 
         for name, value in self._objects.items():
+            _refuse_sharded_optimizer(name, value)
             shared[name] = flatten(value.state_dict(), name, take)
         for name, module in _modules_with_extra_state(self.model):
             key = f"module/{name}"
@@ -131,6 +135,7 @@ class TrainState:
         """Check the saved state against the live one. `own` is None when the world size changed."""
         restoration = Restoration()
         catalogue = read_catalogue(shared["tensors"])
+        self._late_buffers.make_room(catalogue, aliases, device)
         tensors, live_aliases = self._model_tensors()
         _check_aliases(live_aliases, aliases)
         where = {"rank": rank, "world_size": world_size}
@@ -140,6 +145,7 @@ class TrainState:
             self.optimizer, self._names(tensors), shared["optimizer"], catalogue, **where
         )
         restoration.leaves = live + writer.leaves
+        restoration.actions.append(self._late_buffers.keep)
         self._prepare_objects(shared, catalogue, restoration, where)
         # After the scheduler, whose load_state_dict may touch the learning rate.
         restoration.actions.append(writer.adopt)
@@ -158,13 +164,29 @@ class TrainState:
         saved = {name for name in shared if name not in ("optimizer", "tensors")}
         _check_names("objects with state", saved, set(live))
 
+        present: dict[str, torch.Tensor] = {}
+
         def give(entry: dict[str, Any]) -> torch.Tensor:
-            dtype, shape = catalogue[entry["key"]]
-            tensor = torch.empty(shape, dtype=dtype_of(dtype))
-            restoration.leaves.append(replicated(entry["key"], tensor, **where))
+            key = entry["key"]
+            dtype, shape = catalogue[key]
+            like = present.get(key)
+            if isinstance(like, DTensor):
+                tensor = torch.empty_like(like, requires_grad=False)
+                check_leaves([describe(key, tensor, **where)], {key: (dtype, shape)})
+            elif like is None and entry.get("sharded"):
+                raise StateMismatch(
+                    f"`{key}` was spread over ranks when it was saved, and the program has no such "
+                    "tensor that would say how; make it before session.restore"
+                )
+            else:
+                tensor = torch.empty(shape, dtype=dtype_of(dtype))
+            restoration.leaves.append(describe(key, tensor, **where))
             return tensor
 
         for name, value in live.items():
+            if any(key.startswith(f"{name}/") for key in catalogue):
+                # How the live object spreads its tensors, e.g. averages of sharded parameters.
+                present.update(_tensors_of(value, name, is_module=name in modules))
             state = unflatten(shared[name], give)
             load = value.set_extra_state if name in modules else value.load_state_dict
             restoration.actions.append(partial(load, state))
@@ -180,11 +202,12 @@ class TrainState:
     ) -> tuple[list[Leaf], list[Leaf]]:
         """All of the model, and of these the copies that have to be compared before a save."""
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        given = {id(buffer) for part in self._first_gives for buffer in part.buffers()}
         leaves, copies = [], []
         for name, tensor in tensors.items():
             leaf = describe(f"model/{name}", tensor, **where)
             if name in buffers and not isinstance(tensor, DTensor):
-                if self._first_gives_buffers:
+                if id(tensor) in given:
                     leaf = replace(leaf, num_replicas=1)
                 else:
                     copies.append(leaf)
@@ -215,6 +238,34 @@ class TrainState:
     @staticmethod
     def _names(tensors: Mapping[str, torch.Tensor]) -> dict[int, str]:
         return {id(tensor): name for name, tensor in tensors.items()}
+
+
+def _tensors_of(value: Any, name: str, *, is_module: bool) -> dict[str, torch.Tensor]:
+    """By key; of an object that has no state yet, or none that can be saved, what it tells."""
+    found: dict[str, torch.Tensor] = {}
+
+    def take(key: str, tensor: torch.Tensor) -> dict[str, Any]:
+        found[key] = tensor
+        return {}
+
+    try:
+        flatten(value.get_extra_state() if is_module else value.state_dict(), name, take)
+    except Exception as error:  # noqa: BLE001 - the saved state is loaded all the same
+        log.info("`%s` does not tell of its tensors before it is restored: %r", name, error)
+    return found
+
+
+def _refuse_sharded_optimizer(name: str, value: Any) -> None:
+    """Its state does not exist before its first step, so nothing would say how it is spread."""
+    if isinstance(value, torch.optim.Optimizer) and any(
+        isinstance(parameter, DTensor)
+        for group in value.param_groups
+        for parameter in group["params"]
+    ):
+        raise CheckpointError(
+            f"`{name}` is an optimizer of sharded parameters; only the one that session.register "
+            "names as optimizer can be saved: give it the parameters of both, in groups"
+        )
 
 
 def catalogue_json(leaves: Iterable[Leaf]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ftslurm.checkpoint.records import Manifest, ShardIndex, TensorRecord
 from ftslurm.checkpoint.shard import ShardReader, read_index
 from ftslurm.errors import CheckpointError
 from ftslurm.train.boxes import Box
-from ftslurm.train.leaves import Leaf, byte_view, dtype_of
+from ftslurm.train.leaves import Leaf, byte_view, dtype_of, fill, is_plain_memory
 
 
 class StepReader:
@@ -100,17 +100,16 @@ class _Filler:
         wanted.claim(common)
         begin = stored.contiguous_in(wanted.box)
         local = leaf.local
-        if begin is not None and local.device.type == "cpu" and local.is_contiguous():
+        if begin is not None and local.device.type == "cpu" and is_plain_memory(local):
             offset = begin * local.element_size()
             self._shards.read(record, byte_view(local)[offset : offset + record.bytes])
             return
         self._copy_part(record, stored, wanted, common)
 
-    @torch.no_grad()
     def _copy_part(self, record: TensorRecord, stored: Box, wanted: _Wanted, common: Box) -> None:
         if self._buffer.numel() < record.bytes:
             self._buffer = torch.empty(record.bytes, dtype=torch.uint8)
         piece = self._buffer[: record.bytes]
         self._shards.read(record, byte_view(piece))
         values = piece.view(dtype_of(record.dtype)).view(record.shape)
-        wanted.leaf.local[common.within(wanted.box)].copy_(values[common.within(stored)])
+        fill(wanted.leaf.local[common.within(wanted.box)], values[common.within(stored)])

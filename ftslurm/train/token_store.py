@@ -12,6 +12,7 @@ is tokens[i * L : i * L + L + 1], inputs and targets one apart.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ftslurm.errors import DataError, UsageError
+from ftslurm.files import patiently
 
 FORMAT = "ftslurm tokens"
 SCHEMA_VERSION = 1
@@ -117,27 +119,35 @@ class TokenStore:
         wanted = np.asarray(indices, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"`{self.path}` has sequences 0 to {len(self) - 1}")
-        tokens = self.open()
-        rows = np.empty((wanted.size, self.sequence_length + 1), tokens.dtype)
+        rows = np.empty((wanted.size, self.sequence_length + 1), self.open().dtype)
         by_place = np.argsort(wanted, kind="stable")
         breaks = np.flatnonzero(np.diff(wanted[by_place]) != 1) + 1
         for run in np.split(by_place, breaks):
             if run.size:
-                read = self._read_run(tokens, int(wanted[run[0]]), run.size)
+                read = self._read_run(int(wanted[run[0]]), run.size)
                 rows[run, :-1] = read[:-1].reshape(run.size, -1)
                 rows[run, -1] = read[self.sequence_length :: self.sequence_length]
         return rows
 
-    def _read_run(self, tokens: h5py.Dataset, first: int, count: int) -> Tokens:
+    def _read_run(self, first: int, count: int) -> Tokens:
         """The tokens of `count` consecutive sequences, and the one that follows them."""
         length = self.sequence_length
+        wanted = slice(first * length, (first + count) * length + 1)
         try:
-            return tokens[first * length : (first + count) * length + 1]  # type: ignore[no-any-return]
+            return patiently(lambda: self._read_once(wanted), self.path)
         except _H5_ERRORS as error:
             raise DataError(
                 f"cannot read sequence {first} and on of `{self.path}` ({error}); check it with "
                 f"`ftslurm data describe --verify {self.path}`"
             ) from None
+
+    def _read_once(self, wanted: slice) -> Tokens:
+        try:
+            return self.open()[wanted]  # type: ignore[no-any-return]
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                self.close()
+            raise
 
     def open(self) -> h5py.Dataset:
         """This process's own handle; opened when it has none yet, refused if the file changed."""
@@ -154,9 +164,9 @@ class TokenStore:
         return self._tokens
 
     def close(self) -> None:
-        if self._tokens is not None:
-            self._tokens.file.close()
-            self._tokens = None
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:
+            tokens.file.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}

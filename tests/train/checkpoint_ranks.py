@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from checkpoint_model import Averages, Counted, Model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -30,7 +31,7 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
 from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.distributed import Groups
-from ftslurm.train.restore import StorageError
+from ftslurm.train.restore import Misread, MisreadElsewhere, StorageError
 from ftslurm.train.rng import seed_generators
 from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
@@ -41,41 +42,6 @@ STRATEGIES = ("ddp", "fsdp")
 DEADLINE_S = 60.0
 
 files.VIEW_LAG_S = 0.5  # what a check has broken is not mended by waiting
-
-
-class Model(nn.Module):
-    """Tied weights, uneven and too few rows for four ranks, frozen and unused ones, buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(300, 61)
-        self.block = nn.Linear(61, 61)
-        self.narrow = nn.Linear(61, 1)
-        self.head = nn.Linear(61, 300, bias=False)
-        self.head.weight = self.embedding.weight
-        self.frozen = nn.Parameter(torch.randn(7, 3), requires_grad=False)
-        self.unused = nn.Parameter(torch.randn(6))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("cache", torch.randn(5, 3).t(), persistent=False)
-
-    def forward(self, tokens):
-        self.calls += 1
-        hidden = torch.tanh(self.block(self.embedding(tokens)))
-        return self.head(hidden).square().mean() + self.narrow(hidden).mean() + self.cache.sum()
-
-
-class Counted:
-    """A user's own object with state."""
-
-    def __init__(self, value) -> None:
-        self.value = value
-
-    def state_dict(self):
-        return {"value": self.value, "history": torch.arange(3, dtype=torch.bfloat16)}
-
-    def load_state_dict(self, state) -> None:
-        self.value = state["value"]
-        assert state["history"].dtype == torch.bfloat16
 
 
 class Trainer:
@@ -102,6 +68,7 @@ class Trainer:
         )
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10)
         self.extra = Counted(seed) if extra is None else Counted(extra)
+        self.averages = Averages(model)
         self.events: list[tuple[str, dict]] = []
         self.checkpointer = Checkpointer(
             layout=self.layout,
@@ -114,7 +81,7 @@ class Trainer:
                 self.wrapped,
                 self.optimizer,
                 scheduler=self.scheduler,
-                extra={"counted": self.extra},
+                extra={"counted": self.extra, "averages": self.averages},
             ),
             attempt=1,
             on_event=lambda kind, facts: self.events.append((kind, facts)),
@@ -140,6 +107,7 @@ class Trainer:
         """Every tensor of model and optimizer in full; collective."""
         named = dict(self.model.named_parameters(remove_duplicate=False))
         found = {**named, **dict(self.model.named_buffers())}
+        found.update({f"average {name}": v for name, v in self.averages.values.items()})
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 found[f"{name}.{key}"] = value
@@ -270,21 +238,41 @@ def damage_seen_by_one_rank_moves_all_back(folder: Path) -> None:
     check_equal(expected, second.whole())
 
 
-def a_read_error_of_one_rank_ends_all_and_rejects_nothing(folder: Path) -> None:
+def what_one_rank_reads_not_or_wrongly_ends_all_and_rejects_nothing(folder: Path) -> None:
     run = Trainer(folder / "unread", "fsdp", seed=1)
     run.train()
     assert run.save(1)
     read_at = reading.read_at
-    if RANK == 2:
-        reading.read_at = lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
-    try:
-        Trainer(folder / "unread", "fsdp", seed=2).checkpointer.restore(None)
-    except StorageError as error:
-        assert "rank 2" in str(error) and "Stale" in str(error), error
-    else:
-        raise AssertionError("restored from what rank 2 did not read")
-    reading.read_at = read_at
+
+    def stale(*_: object) -> int:
+        raise OSError(116, "Stale file handle")
+
+    def flipped(fd: int, into: memoryview, offset: int) -> int:
+        count = read_at(fd, into, offset)
+        into[0] ^= 1
+        return count
+
+    wrong = Misread if RANK == 2 else MisreadElsewhere
+    for broken, kind, said in ((stale, StorageError, "Stale"), (flipped, wrong, "digest")):
+        reading.read_at = broken if RANK == 2 else read_at
+        try:
+            Trainer(folder / "unread", "fsdp", seed=2).checkpointer.restore(None)
+        except StorageError as error:
+            assert type(error) is kind and "rank 2" in str(error) and said in str(error), error
+        else:
+            raise AssertionError("restored from what rank 2 did not read")
+        reading.read_at = read_at
     assert run.checkpointer.restore(None).step == 1
+
+
+def a_rank_without_memory_for_its_snapshot_fails_the_save_on_all(folder: Path) -> None:
+    run = Trainer(folder / "memory", "ddp", seed=1)
+    run.train()
+    if RANK == 2:
+        run.checkpointer._arena.reserve = lambda count: torch.empty(count << 40)
+    assert "rank 2 has no host memory" in run.fail_to_save(1)["reason"]
+    run.checkpointer._arena.__dict__.pop("reserve", None)
+    assert run.save(2)
 
 
 def a_peer_that_does_not_come_cannot_hold_an_emergency_save(folder: Path) -> None:
@@ -325,7 +313,8 @@ def four(folder: Path) -> None:
     failures_are_shared(folder)
     differing_copies_are_refused(folder)
     damage_seen_by_one_rank_moves_all_back(folder)
-    a_read_error_of_one_rank_ends_all_and_rejects_nothing(folder)
+    what_one_rank_reads_not_or_wrongly_ends_all_and_rejects_nothing(folder)
+    a_rank_without_memory_for_its_snapshot_fails_the_save_on_all(folder)
     a_lost_peer_ends_the_save(folder)
 
 
