@@ -12,7 +12,8 @@ import pytest
 from fakes.views import TRAINING_RANK
 
 from ftslurm.agent.processes import Found, end, find, launchers_of, ranks_of
-from ftslurm.scheduler.process import ProcessName, die_with_parent
+from ftslurm.parent import die_with_parent
+from ftslurm.scheduler.process import ProcessName
 
 RUN, NODE = Path("/nowhere/run-7"), "n1"
 NAME = ProcessName(1, 1)

@@ -263,6 +263,27 @@ def a_node_is_clean_once_the_memory_of_its_gpus_is_back(tmp_path):
 
 
 @scenario
+def agents_tell_what_kind_of_node_theirs_is_and_it_is_known_when_the_node_is_lost(tmp_path):
+    library = nodes.build(tmp_path)
+    for number, model in enumerate(("H100", "A100", "H100"), 1):
+        nodes.Node(tmp_path / f"state-127.0.0.{number}", model, gpus=2)
+    with Job(tmp_path, nodes=3, gpus=(2, str(library)), spares=1) as job:
+
+        def gpus():
+            told = job.ask("nodes")["nodes"]
+            return {name: (of["kind"] or {}).get("gpus") for name, of in told.items()}
+
+        h100, a100 = {"NVIDIA H100 80GB HBM3": 2}, {"NVIDIA A100-SXM4-80GB": 2}
+        all_told = dict(zip(job.nodes, (h100, a100, h100)))
+        job.wait(lambda: gpus() == all_told, "all have told")
+        asked = [line for line in job.said().splitlines() if "kind" in line]
+        assert asked == [], "nothing is amiss"
+        job.stop(job.nodes[1])
+        job.wait(lambda: job.states()[job.nodes[1]] == "lost", "it is given up")
+        assert gpus() == all_told
+
+
+@scenario
 def ranks_that_hang_leave_their_stacks_before_they_are_ended(tmp_path):
     with Job(tmp_path, nodes=2, recovery={"hang_floor_s": 2.0}) as job:
         attempt = job.claim()

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from fakes.batch_loop import OWN, allocated, be_hasty, begin, begin_job, own_job
 
+from ftslurm.errors import RunError
 from ftslurm.files import read_json, write_json
 from ftslurm.recovery import ask_agents
 from ftslurm.recovery.actions import REQUEUED
 from ftslurm.recovery.case import Decision
 from ftslurm.recovery.next_job import act, move_on
 from ftslurm.run.attempts import read_attempt
-from ftslurm.run.node_memory import FAULT, read_node_events
+from ftslurm.run.node_memory import FAULT, RETURNED, read_node_events
 from ftslurm.scheduler.sbatch import UnclearError
 
 
@@ -86,6 +87,22 @@ def test_a_node_whose_gpus_keep_their_memory_is_replaced_and_has_a_fault_if_it_i
     assert "GPU 0000:1b:00: 70.0 GiB" in read_attempt(layout, 2).excluded["n2"]
     told = [(event.kind, event.node, event.cause) for event in read_node_events(layout)]
     assert told == ([(FAULT, "n2", "gpu")] if "7" in by else [])
+
+
+def test_gpus_whose_memory_nobody_has_are_given_back_three_times_and_then_the_run_stops(
+    make, monkeypatch
+):
+    layout, slurm = make("resubmit")
+    begin(layout, slurm, monkeypatch)
+    held = {"n2": {"0000:1b:00": "70.0 GiB are taken by no process that is there"}}
+    Leader(monkeypatch, states={"n1": "live", "n2": "live"}, held=held)
+    for job_id in ("13", "14", "15"):
+        assert begin_job(job_id, layout, slurm, monkeypatch) == "requeued"
+    with pytest.raises(RunError, match="4 allocations in a row.*memory of its GPUs back"):
+        begin_job("16", layout, slurm, monkeypatch)
+    assert kinds(layout) == [(RETURNED, "n2")] * 3, "it is no fault of the node's"
+    assert slurm.queue == {}
+    assert read_json(layout.attempt(1).decision_json)["cause"] == "no_place"
 
 
 def test_what_agents_are_not_shown_of_gpus_the_nodes_looks_at_themselves_tell(make, monkeypatch):

@@ -5,7 +5,7 @@ import time
 import pytest
 from fakes.recovering import FakeScheduler, begin, make_layout
 
-from ftslurm.files import read_json
+from ftslurm.files import append_record, read_json
 from ftslurm.recovery.recover import recover
 from ftslurm.run.attempt_story import read_attempt_stories
 from ftslurm.run.attempts import STOPPED, Outcome, append_event, write_outcome
@@ -23,9 +23,17 @@ class Knowing(FakeScheduler):
         return self.preempted
 
 
-def leave(tmp_path, scheduler, *, outcome=None, term=False, stop_in_s=None, asked_ago_s=0.0):
+def leave(
+    tmp_path, scheduler, *, outcome=None, term=False, stop_in_s=None, asked_ago_s=0.0, heard=(),
+    end_in_s=60,
+):  # fmt: skip
+    """`heard`: by what the job was to end, as the agents' leader was told."""
     layout, now = make_layout(tmp_path), time.time()
     paths = begin(layout)
+    for by in heard:
+        told = {"left_s": 1.0, "by": by, "end_at": now + end_in_s} if by else {"end_at": None}
+        event = {"at": now, "kind": "deadline", "node": "n1", **told}
+        append_record(paths.root / "agents.jsonl", event)
     if outcome is not None:
         if outcome.signal:
             append_event(paths, "signal", now=lambda: now - asked_ago_s, signal=outcome.signal)
@@ -66,6 +74,36 @@ def test_a_stop_is_a_preemptions_the_limits_or_somebodys(
              "time_limit": "stopped on SIGUSR1 (the time limit is near) at step 20"}  # fmt: skip
     assert decision.reason.startswith(words.get(by, "stopped on SIGUSR1 at step 20"))
     # Before the requeue, after which accounting says REQUEUED whatever it was.
+    assert scheduler.asked == [False]
+
+
+@pytest.mark.parametrize(("heard", "end_in_s", "term", "by"), [
+    (["preempted"], 60, False, "preempted"),
+    (["preempted"], 60, True, "preempted"),
+    (["time_limit", "preempted"], 60, False, "preempted"),
+    (["preempted", "ending"], 60, True, "preempted"),
+    (["preempted", None], 60, False, "preempted"),
+    (["time_limit"], 60, False, "time_limit"),
+    (["time_limit"], 60, True, "time_limit"),
+    (["time_limit"], 9000, False, "signal"),
+    (["time_limit"], 9000, True, None),
+])  # fmt: skip
+def test_what_the_leader_was_told_at_the_signal_is_not_asked_again(
+    tmp_path, heard, end_in_s, term, by
+):
+    scheduler = Knowing(None, alive=(False,))
+    scheduler.end_time = scheduler.is_preempted
+    given = {"outcome": USR1, "heard": heard, "end_in_s": end_in_s, "term": term}
+    assert leave(tmp_path, scheduler, **given)[1] == by
+    assert scheduler.asked == []
+
+
+@pytest.mark.parametrize("heard", [
+    ["ending"], [None], ["time_limit", "ending"], ["time_limit", None],
+])  # fmt: skip
+def test_where_the_leader_was_told_nothing_of_why_it_is_asked(tmp_path, heard):
+    scheduler = Knowing(True)
+    assert leave(tmp_path, scheduler, outcome=USR1, heard=heard)[1] == "preempted"
     assert scheduler.asked == [False]
 
 

@@ -52,6 +52,25 @@ def test_looks_are_waited_for_less_where_a_rank_itself_has_told_the_cause(
     assert (tmp_path / "told").exists(), "the step is left running"
 
 
+def test_a_look_that_is_cut_short_still_tells_of_memory_that_does_not_come_back(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ask_nodes, "SHORT_S", 0.5)
+    for node in ("n1", "n2"):
+        write_json(tmp_path / f"{node}.json", record_of(node))
+    write_json(tmp_path / "late", record_of("n2", held={"0000:9b:00": "70 GiB are taken"}))
+    argv = ["sh", "-c", f"sleep 1.5; mv {tmp_path}/late {tmp_path}/n2.json"]
+    began = time.monotonic()
+    words, _ = Looks(["n1", "n2"], tmp_path, argv, FakeScheduler()).wait(is_short=True)
+    assert 1.5 <= time.monotonic() - began < 9
+    assert [report.node for _, report in words] == ["n1", "n2"]
+    assert read_json(tmp_path / "n2.json")["held"]
+
+
+def record_of(node, held=None):
+    return {**report_record(Report(node, "12", "b", 9.0, "probe", "ok", ())), "held": held or {}}
+
+
 def test_a_nodes_word_that_cannot_be_read_costs_no_other_nodes_word(tmp_path, monkeypatch):
     folder = tmp_path / "looks"
     folder.mkdir()

@@ -16,6 +16,7 @@ from ftslurm.files import read_json
 from ftslurm.program.ending import ASKED
 from ftslurm.run.attempts import read_events
 from ftslurm.run.control import ControlFiles
+from ftslurm.run.deadline import Deadline, write_deadline
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 60
@@ -154,6 +155,23 @@ def test_a_program_that_looks_and_stays_gets_term_at_the_deadline_and_kill_after
     assert one.end() == RANK_STOPPED
     assert 3.0 <= time.monotonic() - sent_at < 10
     assert "it gets SIGTERM" in one.says() and "it gets SIGKILL" in one.says()
+
+
+@pytest.mark.parametrize(
+    ("frozen_s", "told_s", "by", "saves"),
+    [(0.3, 60.0, "preempted", True), (60.0, 0.3, "preempted", False), (60.0, 0.3, "submit", True)],
+)
+def test_a_program_has_the_time_that_slurm_gives_now_not_what_it_gave_at_submit(
+    rank, tmp_path, frozen_s, told_s, by, saves
+):
+    save = "time.sleep(4)\nprint('has saved', flush=True)\n"
+    environ = {"FTSLURM_BEATS": str(tmp_path / "beats"), "SLURM_JOB_ID": ""}
+    one = rank(LOOKING + save, deadline_s=frozen_s, environ=environ)
+    one.wait_for("begun")
+    write_deadline(environ, 1, Deadline(time.monotonic() + told_s, by))
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.end() == RANK_STOPPED
+    assert ("has saved" in one.says(), "it gets SIGKILL" in one.says()) == (saves, not saves)
 
 
 def test_a_program_is_told_by_the_clock_when_no_signal_came(rank):

@@ -31,6 +31,11 @@ def watched(tmp_path, monkeypatch):
     return start
 
 
+def recovered(run_dir):
+    """With what arguments, last; the agents may come later still."""
+    return [call[4:] for call in calls(run_dir) if call[2] == "recover"][-1]
+
+
 def test_agents_are_started_once_for_all_attempts_and_end_with_the_job(watched):
     process, run_dir = watched(
         claim=["0 go 1 n1 20001", "0 go 2 n1 20002"],
@@ -66,7 +71,7 @@ def test_agents_that_end_while_ranks_run_are_started_again_beside_them(watched):
     assert process.wait(30) == 0
     first, second = (run_dir / "agents").read_text().split()
     assert not alive(second), "they end with the job"
-    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "0"]
+    assert recovered(run_dir) == ["--attempt", "1", "--rc", "0"]
 
 
 def test_agents_that_do_not_go_hold_the_job_for_two_seconds_at_most(watched, tmp_path):
@@ -90,7 +95,7 @@ def test_what_the_launcher_says_is_kept_and_passed_on_and_its_code_is_its_own(wa
     assert process.wait(30) == 1
     kept = (run_dir / "attempts" / "0001" / "launcher.log").read_text()
     assert kept == "task 3: Killed\n" and kept in capfd.readouterr().err
-    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "137"]
+    assert recovered(run_dir) == ["--attempt", "1", "--rc", "137"]
 
 
 def test_a_term_to_all_that_the_shell_started_leaves_the_launcher_somebody_to_talk_to(watched):
@@ -106,7 +111,7 @@ def test_a_term_to_all_that_the_shell_started_leaves_the_launcher_somebody_to_ta
     (run_dir / "go").touch()
     assert process.wait(30) == 0
     assert (run_dir / "attempts" / "0001" / "launcher.log").read_text() == "last words\n"
-    assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]
+    assert recovered(run_dir) == ["--attempt", "1", "--rc", "75", "--term"]
 
 
 def test_the_keeper_leaves_with_the_script_that_started_it(tmp_path):
@@ -151,6 +156,31 @@ def test_a_keeper_that_cannot_start_the_agents_tries_again(tmp_path):
             (tmp_path / "next").chmod(0o755)
             (tmp_path / "next").rename(tmp_path / "srun")
             wait_for(tmp_path / "up")
+        finally:
+            keeper.terminate()
+        assert keeper.wait(20) == 0
+
+
+def test_the_agents_begin_with_the_signals_of_a_new_process(tmp_path):
+    """What is ignored or blocked stays so in what is started."""
+    argv = [sys.executable, "-m", "ftslurm.agent.keep", "grep", "^Sig[BI]", "/proc/self/status"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=tmp_path, text=True) as keeper:
+        try:
+            masks = [keeper.stdout.readline().split() for _ in range(2)]
+        finally:
+            keeper.terminate()
+        assert keeper.wait(20) == 0
+    assert masks == [["SigBlk:", "0" * 16], ["SigIgn:", "0" * 16]]
+
+
+def test_a_keeper_that_was_begun_with_sigchld_ignored_starts_the_agents_again_too(tmp_path):
+    """Of a child that ends, the kernel would keep nothing (wait(2), NOTES)."""
+    start = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    start += "os.execv(sys.executable, [sys.executable, '-m', 'ftslurm.agent.keep', *sys.argv[1:]])"
+    command = ["sh", "-c", "[ -e once ] && touch twice; touch once"]
+    with subprocess.Popen([sys.executable, "-c", start, *command], cwd=tmp_path) as keeper:
+        try:
+            wait_for(tmp_path / "twice")
         finally:
             keeper.terminate()
         assert keeper.wait(20) == 0

@@ -18,10 +18,13 @@ from typing import Any, Optional
 from ftslurm.agent.ask import exchange
 from ftslurm.agent.gpu_memory import GpuMemory
 from ftslurm.agent.kernel_log import newest_kernel_line
+from ftslurm.agent.node_kind import OwnKind
 from ftslurm.agent.processes import GRACE_S, end, launchers_of, ranks_of
 from ftslurm.agent.silence import ANSWERS, NOTHING, REFUSES
 from ftslurm.agent.wire import Message, WireError
 from ftslurm.diagnosis.gpu_memory import Told
+from ftslurm.files import best_effort
+from ftslurm.run.deadline import SUBMIT, Deadline, read_deadline, write_deadline
 from ftslurm.run.heartbeat import RankView, beats_folder, read_views
 from ftslurm.scheduler.process import ProcessName
 
@@ -38,7 +41,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Duty:
-    """This node's. `gpus`: of the job."""
+    """This node's. `gpus`: of the job; `kind`: None where nobody asks for it."""
 
     def __init__(
         self,
@@ -47,9 +50,10 @@ class Duty:
         key: bytes,
         environ: Mapping[str, str],
         gpus: Optional[GpuMemory] = None,
+        kind: Optional[OwnKind] = None,
     ) -> None:
         self.node = node
-        self._gpus = gpus
+        self._gpus, self._kind = gpus, kind
         self._run_dir, self._key, self._environ = run_dir, key, environ
         self._kernel_after: dict[int, Optional[int]] = {}
         """Attempt -> number of the kernel's newest line when it began."""
@@ -77,10 +81,16 @@ class Duty:
             return {"stacks": self._stacks(attempt)}
         if what == "collect":
             return {"collected": self._collect(attempt, float(order["for_s"]))}
+        if what == "deadline":
+            until = time.monotonic() + float(order["left_s"])
+            told = Deadline(until, str(order["by"]))
+            return {"told": write_deadline(self._environ, attempt, told)}
         if what == "leave":
             return {"asked": self._ask_to_leave(attempt)}
         if what == "forget":
             return {"forgotten": self._forget(attempt)}
+        if what == "kind" and self._kind is not None:
+            return {"kind": self._kind.look(gpus=bool(order["gpus"]))}
         if what == "probe":
             return {"seen": self.probe(order["host"], order["port"])}
         return {}
@@ -131,7 +141,11 @@ class Duty:
         return ranks_of(self._run_dir, self.node, attempt, self.look(attempt))
 
     def _ask_to_leave(self, attempt: int) -> int:
-        """The stop signal, to the ranks themselves: they save at a boundary and leave."""
+        """The stop signal, to the ranks themselves: they save at a boundary and leave, and wait for
+        no word of Slurm's."""
+        if read_deadline(self._environ, attempt) is None:
+            with best_effort("the ranks wait for an answer in vain"):
+                write_deadline(self._environ, attempt, Deadline(0.0, SUBMIT))
         names = [ProcessName(view.pid, view.start_ticks) for view in self.look(attempt)]
         return sum(name.send(signal.SIGUSR1) for name in names)
 

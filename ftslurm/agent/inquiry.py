@@ -43,12 +43,13 @@ def answer(leader: Leader, link: Link, message: Message) -> None:
 
 
 def _nodes(leader: Leader, message: Message, say: _Answer) -> None:
-    """Where each node stands, and how long ago it was heard."""
+    """Where each node stands, how long ago it was heard, and what kind of node it is."""
     now = time.monotonic()
     nodes = {}
     for seat in leader.roll.seats.values():
         seen_s = 0.0 if seat.name == leader.me else now - seat.seen_at if seat.seen_at else None
-        nodes[seat.name] = {"state": seat.state, "seen_s": seen_s}
+        kind = leader.roll.kinds.get(seat.name)
+        nodes[seat.name] = {"state": seat.state, "seen_s": seen_s, "kind": kind}
     say({"nodes": nodes})
 
 

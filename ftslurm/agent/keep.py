@@ -1,21 +1,20 @@
 """`python -m ftslurm.agent.keep COMMAND...`: runs the agents' srun, and again where it ends early.
 
-Beside the ranks, for as long as the batch script lives that started it: without agents nobody would
-see a hang. TERM ends both, USR1 (a new attempt begins) ends a pause. Standard library only.
+Beside the ranks, for as long as the batch script lives that started it: without agents nobody
+would see a hang. TERM ends both, USR1 (a new attempt begins) ends a pause. Loads next to nothing,
+not even typing and subprocess: it is started once in each job.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Optional
 
-from ftslurm.errors import EXIT_OK, warn
-from ftslurm.scheduler.process import die_with_parent
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, warn
+from ftslurm.parent import die_with_parent
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0)
 """Before it is started again; from the first on where it had lived for LONG_S."""
@@ -24,17 +23,21 @@ LONG_S = 180.0
 LEAVE_S = 2.0
 """With a dead node among its own, srun stays for as long as KillWait."""
 _LOOK_S = 5.0
+_MOST_FILES = 1024
 _SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD})
+_IGNORED = (signal.SIGUSR1, signal.SIGPIPE, signal.SIGXFSZ)
+"""By the batch script, which has begun this, and by Python: exec(2) would hand that on."""
 
 
 def main(argv: Sequence[str]) -> int:
     # Waited for one by one, in place of handlers. A signal that is blocked is kept.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it leaves nothing to wait for
     parent, tries = os.getppid(), 0
     while True:
         began = time.monotonic()
         srun = _start(argv)
-        while srun is not None and srun.poll() is None:
+        while srun is not None and not _has_ended(srun):
             if _next(_LOOK_S) == signal.SIGTERM or os.getppid() != parent:
                 _end(srun)
                 return EXIT_OK
@@ -45,23 +48,34 @@ def main(argv: Sequence[str]) -> int:
         tries += 1
 
 
-def _start(argv: Sequence[str]) -> Optional[subprocess.Popen[bytes]]:
-    """None: it cannot be started now, of a full process table perhaps."""
+def _start(argv: Sequence[str]) -> int | None:
+    """Its pid. None: it cannot be started now, with a full process table perhaps."""
     tie_to_keeper = die_with_parent(signal.SIGTERM)
-
-    def prepare() -> None:
-        tie_to_keeper()
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # ignored where the script has begun this
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
     try:
-        return subprocess.Popen(list(argv), preexec_fn=prepare)
-    except (OSError, subprocess.SubprocessError) as error:
+        pid = os.fork()
+    except OSError as error:
         warn(f"the agents are not started: {error}; tried again")
         return None
+    if pid:
+        return pid
+    try:
+        tie_to_keeper()
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.closerange(3, _MOST_FILES)  # whatever the batch shell had open
+        os.execvp(argv[0], list(argv))
+    except OSError as error:
+        warn(f"the agents are not started: {error}; tried again")
+    finally:
+        os._exit(EXIT_FAILED)
 
 
-def _next(within_s: float) -> Optional[int]:
+def _has_ended(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG) != (0, 0)
+
+
+def _next(within_s: float) -> int | None:
     """The next signal, None when none comes."""
     found = signal.sigtimedwait(_SIGNALS, max(0.0, within_s))
     return None if found is None else found.si_signo
@@ -79,10 +93,10 @@ def _pause(seconds: float, parent: int) -> bool:
     return True
 
 
-def _end(srun: subprocess.Popen[bytes]) -> None:
-    srun.terminate()
+def _end(srun: int) -> None:
+    os.kill(srun, signal.SIGTERM)
     deadline = time.monotonic() + LEAVE_S
-    while srun.poll() is None and time.monotonic() < deadline:
+    while not _has_ended(srun) and time.monotonic() < deadline:
         _next(deadline - time.monotonic())
 
 

@@ -21,8 +21,8 @@ from ftslurm.agent.orders import Orders, Replies
 from ftslurm.agent.processes import GRACE_S
 from ftslurm.agent.report import AgentFinding, NodeReport, status_record, to_row
 from ftslurm.agent.roll import Roll, Seat
-from ftslurm.agent.tree import parents
 from ftslurm.agent.trial import LEADER_LOST, Trial, needed_nodes
+from ftslurm.agent.ways import Ways
 from ftslurm.agent.wire import Message
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import RunLayout
@@ -30,7 +30,6 @@ from ftslurm.run.spec import RecoverySpec
 
 TICK_S = 1.0
 STATUS_S = 10.0
-PEERS_S = 5.0
 PROBED_S = 10.0
 END_S = 15.0
 """Above TERM, grace, KILL and the wait for what does not go."""
@@ -66,9 +65,7 @@ class Leader:
         self.trial: Optional[Trial] = None
         self._watch = Watch(duty)
         self._is_cut_off = False
-        self._status_at = self._peers_at = self._ticked_at = 0.0
-        self._peers: dict[str, list[Any]] = {}
-        self._parents = parents(nodes)
+        self._status_at = self._ticked_at = 0.0
         self.branch = Branch(
             loop,
             self.me,
@@ -90,6 +87,7 @@ class Leader:
             controller=Aside(loop.in_thread, controller),
             down=Aside(loop.in_thread, down),
         )
+        self._ways = Ways(nodes, self.branch, self.roll)
 
     def begin(self, listen_on: str) -> int:
         """Take connections; the port."""
@@ -205,10 +203,7 @@ class Leader:
             self._judge_ranks()
             if now - self._status_at >= STATUS_S:
                 self.write_status()
-        if now - self._peers_at >= PEERS_S:
-            self._peers_at = now
-            self._tell_peers()
-            self._move_members()
+        self._ways.look()
 
     def _judge_nodes(self) -> None:
         judgement = self.roll.look()
@@ -298,7 +293,7 @@ class Leader:
             self._take_back(node)
         else:
             self._event("joined", node)
-        return {"parent": self._parent(node), "peers": self._peers}
+        return self._ways.of(node)
 
     def _take_back(self, node: str) -> None:
         """A node that was given up is heard again: what is left there of attempts that are over is
@@ -307,22 +302,6 @@ class Leader:
         number = 0 if self.trial is None else self.trial.number
         is_over = self.trial is None or self.trial.is_ending
         self.orders.give("clear", [node], attempt=number if is_over else number - 1)
-
-    def _parent(self, node: str) -> Optional[list[Any]]:
-        """The inner member that this one is to report to, where there is one and it is heard."""
-        parent = self._parents.get(node)
-        inner = self.branch.children.get(parent or "")
-        if parent is None or inner is None or self.roll.is_suspect(parent):
-            return None
-        self.roll.moved(node)
-        return [parent, inner.host, inner.port]
-
-    def _move_members(self) -> None:
-        """Those that came before their inner member, or back while it was away."""
-        for node, child in list(self.branch.children.items()):
-            parent = self._parent(node)
-            if parent is not None:
-                child.link.send({"t": "move", "parent": parent})
 
     def _left(self, node: str, why: str) -> None:
         self._event("disconnected", node, why=why)
@@ -381,14 +360,6 @@ class Leader:
                 "probe", [observer], within_s=PROBED_S, then=then(observer),
                 host=seat.host, port=seat.port,
             )  # fmt: skip
-
-    def _tell_peers(self) -> None:
-        seats = self.roll.seats.values()
-        peers = {seat.name: [seat.host, seat.port] for seat in seats if seat.port}
-        new = {name: place for name, place in peers.items() if self._peers.get(name) != place}
-        if new:
-            self._peers = peers
-            self.branch.send_down({"t": "peers", "peers": new})
 
     def _event(self, kind: str, node: str, **facts: Any) -> None:
         if self.trial is None:

@@ -35,13 +35,13 @@ class Ledger:
     def status(self, paths: AttemptLayout, record: dict[str, Any]) -> None:
         """Replace agents.json."""
         with self._lock:
-            is_waiting, self._status = self._status is not None, (agents_json(paths), record)
+            is_waiting, self._status = self._status is not None, (paths.agents_json, record)
         if not is_waiting:
             self._todo.put(self._write_status)
 
     def event(self, paths: AttemptLayout, record: dict[str, Any]) -> None:
         """Append to agents.jsonl."""
-        self._todo.put(lambda: append_record(agents_jsonl(paths), record))
+        self._todo.put(lambda: append_record(paths.agents_jsonl, record))
 
     def text(self, path: Path, text: str) -> None:
         """A file of evidence; its name, as a member has sent it, stays within its folder."""
@@ -58,7 +58,7 @@ class Ledger:
         """Make what was written of an attempt durable."""
 
         def sync() -> None:
-            for path in [agents_json(paths), agents_jsonl(paths), *evidence(paths).rglob("*")]:
+            for path in [paths.agents_json, paths.agents_jsonl, *evidence(paths).rglob("*")]:
                 if path.is_file():
                     with path.open("rb") as stream:
                         os.fsync(stream.fileno())
@@ -91,14 +91,6 @@ class Ledger:
                 if why not in self._told:
                     self._told.add(why)
                     warn(f"agent: not on record: {why}")
-
-
-def agents_json(paths: AttemptLayout) -> Path:
-    return paths.root / "agents.json"
-
-
-def agents_jsonl(paths: AttemptLayout) -> Path:
-    return paths.root / "agents.jsonl"
 
 
 def evidence(paths: AttemptLayout) -> Path:

@@ -1,7 +1,7 @@
 """`python -m ftslurm.agent RUN`: lead or follow, by this node's place in the job.
 
 Ends when Slurm kills the step, and where nobody leads any more. TERM, USR1 and USR2 are for the
-ranks: an agent outlives the grace time beside them.
+ranks: an agent outlives the grace time beside them, and the leader asks how much of it there is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,16 +29,18 @@ from ftslurm.agent.ask import (
     read_address,
     restart_count,
 )
+from ftslurm.agent.deadline import AskForDeadline
 from ftslurm.agent.duty import Duty
 from ftslurm.agent.gpu_memory import GpuMemory
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.late_commits import LOOK_S, LateCommits
 from ftslurm.agent.leader import Leader
-from ftslurm.agent.ledger import agents_json
 from ftslurm.agent.loop import Loop, tell
 from ftslurm.agent.member import Member
 from ftslurm.agent.metrics_child import LOOK_S as METRICS_LOOK_S
 from ftslurm.agent.metrics_child import MetricsChild
+from ftslurm.agent.node_kind import LOOK_S as KIND_LOOK_S
+from ftslurm.agent.node_kind import Inquirer, OwnKind
 from ftslurm.agent.report import AgentFinding, findings_in
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, FormatError, RunError
 from ftslurm.files import is_listed, read_json, write_json
@@ -48,6 +50,7 @@ from ftslurm.run.rank import STOP_SIGNALS
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.job_end import id_alone, read_job_end
 from ftslurm.scheduler.protocol import Scheduler
 
 LEADER_WITHIN_S = 120.0
@@ -77,6 +80,10 @@ class Agent:
         spec = self.record.spec
         raw_job_id = self.environ.get("SLURM_JOB_ID", self.job_id)
         return GpuMemory(raw_job_id, spec.cluster.gpus_per_node, spec.health.nvml_library)
+
+    @property
+    def kind(self) -> Optional[OwnKind]:
+        return OwnKind.of(self.record.spec)
 
     @property
     def interface(self) -> Optional[str]:
@@ -116,14 +123,33 @@ def main(argv: Optional[list[str]] = None) -> int:
     return EXIT_OK
 
 
-def outlive_signals() -> None:
+def outlive_signals(heard: Callable[[int], None] = lambda number: None) -> None:
     """A handler, since what is ignored stays ignored in the tools that are started."""
 
     def go_on(number: int, frame: Optional[FrameType]) -> None:
-        pass
+        heard(number)
 
     for number in STOP_SIGNALS:
         signal.signal(number, go_on)
+
+
+def listen_for_signals(agent: Agent, leader: Leader) -> None:
+    """The ranks of this job have got one as well. A deadline of one's own is not asked for."""
+    record, loop = agent.record, leader.loop
+    if record.site is None or record.spec.checkpoint.emergency_deadline_s is not None:
+        return
+    asking = AskForDeadline(
+        leader,
+        lambda: read_job_end(id_alone(agent.environ)),
+        kill_wait_s=float(record.site["kill_wait_s"]),
+        lead_s=float(record.spec.cluster.signal_lead_s),
+    )
+
+    def heard(number: int) -> None:
+        at = time.monotonic()
+        loop.from_thread(lambda: asking.signalled(number, at))
+
+    outlive_signals(heard)
 
 
 def allow_many_files() -> None:
@@ -168,7 +194,7 @@ def lead(agent: Agent) -> None:
     allow_many_files()
     key = os.urandom(KEY_BYTES)
     loop = Loop(key)
-    duty = Duty(agent.layout.root, agent.node, key, agent.environ, agent.gpus)
+    duty = Duty(agent.layout.root, agent.node, key, agent.environ, agent.gpus, agent.kind)
     leader = Leader(
         loop,
         duty,
@@ -179,6 +205,7 @@ def lead(agent: Agent) -> None:
         down=down_nodes,
         asked=answer,
     )
+    listen_for_signals(agent, leader)
     port = leader.begin(agent.listen_on)
     _publish(agent, port, key)
     # Before there are other threads: between fork and exec it runs code of ours.
@@ -188,6 +215,9 @@ def lead(agent: Agent) -> None:
     leave_with_parent(loop)
     leave_with_address(agent, loop)
     loop.in_thread(duty.sweep, lambda _: None)
+    if agent.kind is not None:
+        inquirer = Inquirer(leader.orders, lambda: leader.roll.live, leader.roll.kinds)
+        loop.every(KIND_LOOK_S, inquirer.look)
     late = LateCommits(agent.layout, agent.record, loop.in_thread, environ=agent.environ)
     loop.every(LOOK_S, lambda: late.look(leader.trial.number if leader.trial else None))
     loop.run()
@@ -199,7 +229,7 @@ def follow(agent: Agent) -> None:
     address = _await_leader(agent)
     place = (address.node, address.host, address.port)
     loop = Loop(address.key)
-    duty = Duty(agent.layout.root, agent.node, address.key, agent.environ, agent.gpus)
+    duty = Duty(agent.layout.root, agent.node, address.key, agent.environ, agent.gpus, agent.kind)
     succession = Succession(
         agent.layout,
         agent.scheduler,
@@ -275,7 +305,7 @@ def _take_up(agent: Agent, leader: Leader) -> None:
 def _found_before(layout: RunLayout, number: int) -> list[AgentFinding]:
     """In this attempt, by a leader that has died."""
     try:
-        return findings_in(read_json(agents_json(layout.attempt(number))))
+        return findings_in(read_json(layout.attempt(number).agents_json))
     except FileNotFoundError:
         return []
     except (OSError, FormatError, TypeError) as error:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Optional
 
 from ftslurm.agent.loop import tell
+from ftslurm.parent import die_with_parent
 from ftslurm.run.rank import STOP_SIGNALS
-from ftslurm.scheduler.process import die_with_parent
 
 EVERY_S = 30
 LOOK_S = 2.0

@@ -80,6 +80,8 @@ class Roll:
     ) -> None:
         self.seats = {name: Seat(name) for name in nodes}
         self.seats[me].state = LIVE
+        self.kinds: dict[str, dict[str, Any]] = {}
+        """Node -> what it has told of what it is, by likeness.Kind; kept when it is lost."""
         self._me, self._ask = me, ask
         self._controller, self._down = controller, down
         self._fair_from = 0.0

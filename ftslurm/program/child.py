@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ftslurm.parent import die_with_parent
 from ftslurm.run.rank import STOP_SIGNALS
-from ftslurm.scheduler.process import die_with_parent
 
 LEFT_BEHIND_S = 2.0
 """From TERM to KILL for what a program leaves running. With proctrack/cgroup Slurm kills it at

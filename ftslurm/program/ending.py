@@ -86,7 +86,7 @@ def _first_trouble_at(paths: AttemptLayout) -> Optional[float]:
 def _ended_by_agents_at(paths: AttemptLayout) -> list[float]:
     """When the agents found what they ended the ranks for; those they ask to leave do so."""
     try:
-        findings = read_json(paths.root / "agents.json").get("findings", [])
+        findings = read_json(paths.agents_json).get("findings", [])
     except (FileNotFoundError, FormatError):
         return []
     return [float(one["at"]) for one in findings if one["acted"] and one["kind"] in ENDS]

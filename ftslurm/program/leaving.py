@@ -13,7 +13,10 @@ from typing import Optional
 from ftslurm.errors import RANK_FAILED, RANK_STOPPED
 
 KILL_AFTER_S = 2.0
-"""From the deadline to KILL. deadline.py leaves 5 s, and asking for the requeue takes 0.1 s."""
+"""From the deadline to KILL. run/deadline.py leaves 5 s, and asking for the requeue takes 0.1 s."""
+
+BY_CLOCK = "SIGALRM"
+"""The warn signal is due and may have reached nobody."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Request:
     """This rank was asked to leave."""
 
     signal_name: Optional[str]
-    """SIGALRM: by the clock, the warn signal is due and may have reached nobody."""
+    """BY_CLOCK: none has come."""
     order: Optional[str]
     """stop | pause, of an operator."""
     at: float

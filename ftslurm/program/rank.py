@@ -24,10 +24,11 @@ from ftslurm.program.beat import LOOK_S, Beat
 from ftslurm.program.child import Inbox
 from ftslurm.program.ending import ASKED
 from ftslurm.program.environment import child_environment
-from ftslurm.program.leaving import Request, exit_code, push_due
+from ftslurm.program.leaving import BY_CLOCK, Request, exit_code, push_due
 from ftslurm.program.progress import note_start
 from ftslurm.run.attempts import append_event
 from ftslurm.run.control import LEAVING, LOOK_INTERVAL_S, ControlFiles
+from ftslurm.run.deadline import MARGIN_S, SUBMIT, read_deadline
 from ftslurm.run.rank import (
     STOP_SIGNALS,
     RankEnvironment,
@@ -145,7 +146,7 @@ class Watch:
             since = self.flag.signalled_at
             return Request(self.flag.signal_name, None, now - (clock - since), since)
         if self.env.stop_at is not None and now >= self.env.stop_at:
-            return Request("SIGALRM", None, now, clock)
+            return Request(BY_CLOCK, None, now, clock)
         # One rank looks: the run directory is on a file system that all share.
         if self.env.rank == 0 and clock - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at = clock
@@ -177,14 +178,26 @@ class Watch:
     def _push(self, child: subprocess.Popen[bytes]) -> None:
         assert self.request is not None
         asked_for_s = time.monotonic() - self.request.since
-        # None only where no scheduler was asked at submit: then no time is known to be left.
-        deadline_s = self.record.emergency_deadline_s or 0.0
+        deadline_s = self._deadline_s(self.request)
         due = push_due(asked_for_s, is_aware=self.is_aware, deadline_s=deadline_s)
         if due is not None and due != self._sent:
             self._sent = due
             if self.is_aware or due == signal.SIGKILL:
                 _say(f"the program is still there after {asked_for_s:.0f} s; it gets {due.name}")
             children.send(child, due)
+
+    def _deadline_s(self, request: Request) -> float:
+        """From the request on: what the node's agent has been told by now, else as at submit."""
+        # None only where no scheduler was asked at submit: then no time is known to be left.
+        frozen_s = self.record.emergency_deadline_s or 0.0
+        own_s = self.record.spec.checkpoint.emergency_deadline_s
+        if request.order is not None or own_s is not None:
+            return frozen_s
+        if self.env.stop_at is not None and request.signal_name == BY_CLOCK:
+            lead_s = self.record.spec.cluster.signal_lead_s
+            return self.env.stop_at + lead_s - MARGIN_S - request.at
+        told = read_deadline(os.environ, self.env.attempt)
+        return frozen_s if told is None or told.by == SUBMIT else told.until - request.since
 
     def _patience_s(self) -> float:
         if self.request is not None:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Optional
 
 from ftslurm.diagnosis.causes import PREEMPTED, TIME_LIMIT
-from ftslurm.errors import SchedulerError
+from ftslurm.errors import FormatError, SchedulerError
+from ftslurm.files import read_records
 from ftslurm.recovery.case import Evidence
 from ftslurm.recovery.own_job import OwnJob
+from ftslurm.run import deadline
 from ftslurm.run.attempts import STOPPED, read_events
 from ftslurm.scheduler import read_end_time
 
@@ -35,24 +37,45 @@ def was_asked(evidence: Evidence) -> bool:
 
 
 def why_asked(job: OwnJob, environ: Mapping[str, str], evidence: Evidence) -> Optional[str]:
-    """Two questions to the scheduler at most, and none while it does not answer."""
+    """Two questions to the scheduler at most: none while it does not answer, nor where the agents'
+    leader has asked it when the signal came (agent/deadline.py)."""
     outcome = evidence.outcome
     if outcome is not None and outcome.signal == "SIGALRM":
         return TIME_LIMIT  # by rank 0's own clock (train/stop.py)
-    preempted: Optional[bool] = None
-    try:
-        if job.scheduler.controller_alive():
-            preempted = job.scheduler.is_preempted(job.job_id)
-    except SchedulerError:
-        pass
+    told, newest = _told_at_the_signals(job, evidence.number)
+    knows = deadline.PREEMPTED in told or newest == deadline.TIME_LIMIT
+    preempted = deadline.PREEMPTED in told if knows else _is_preempted(job)
     if preempted:
         return PREEMPTED
-    stop_at = _warned_at(job, environ, is_ending=preempted is None or evidence.term)
+    if deadline.TIME_LIMIT in told:
+        stop_at = told[deadline.TIME_LIMIT] - job.record.spec.cluster.signal_lead_s
+    else:
+        stop_at = _warned_at(job, environ, is_ending=preempted is None or evidence.term)
     if stop_at and _asked_at(job, evidence) >= stop_at - EARLIEST_WARNING_S:
         return TIME_LIMIT
     if preempted is None or evidence.term:
         return None
     return SIGNAL
+
+
+def _told_at_the_signals(job: OwnJob, number: int) -> tuple[dict[str, float], Optional[str]]:
+    """(By what the job was to end -> when, as Slurm had it then; by what it was at the newest
+    signal). A job that is being torn down does not say why, and None: nobody could say."""
+    try:
+        events = read_records(job.layout.attempt(number).agents_jsonl)
+        told = [event for event in events if event["kind"] == "deadline"]
+    except (OSError, FormatError):
+        return {}, None
+    ends = (deadline.PREEMPTED, deadline.TIME_LIMIT)
+    known = {event["by"]: float(event["end_at"]) for event in told if event.get("by") in ends}
+    return known, told[-1].get("by") if told else None
+
+
+def _is_preempted(job: OwnJob) -> Optional[bool]:
+    try:
+        return job.scheduler.is_preempted(job.job_id) if job.scheduler.controller_alive() else None
+    except SchedulerError:
+        return None
 
 
 def _warned_at(job: OwnJob, environ: Mapping[str, str], *, is_ending: bool) -> float:

@@ -1,15 +1,15 @@
-"""How long an emergency save may take, from what the site gives. Pure."""
+"""How long an emergency save may take, from what the site gives at submit. Pure.
+
+What submit refuses and plans by, and what holds where nobody is told better when the time has come
+(agent/deadline.py): settings change, and a job may wait in another partition than it was given.
+"""
 
 from __future__ import annotations
 
+from ftslurm.run.deadline import LEAST_S, MARGIN_S, kill_s
 from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler.protocol import Site
 from ftslurm.submit.preemption import ways
-
-MARGIN_S = 5.0
-"""Agreeing on the stop step, the last barrier, and asking for the requeue (0.1 s, seen)."""
-
-LEAST_S = 1.0
 
 
 def emergency_deadline_s(site: Site, spec: RunSpec) -> float:
@@ -32,5 +32,5 @@ def emergency_deadline_s(site: Site, spec: RunSpec) -> float:
     times = [float(spec.cluster.signal_lead_s)]
     for way in ways(spec.cluster, site):
         if way.mode.upper() != "OFF":
-            times.append(way.grace_s + max(site.kill_wait_s, 5))
+            times.append(way.grace_s + kill_s(site.kill_wait_s))
     return max(LEAST_S, min(times) - MARGIN_S)

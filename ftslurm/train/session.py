@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +25,29 @@ from ftslurm import faults
 from ftslurm.errors import RANK_STOPPED, CheckpointError, UsageError
 from ftslurm.replay.determinism import parameter_digest, seed_all
 from ftslurm.run.attempts import FINISHED, Outcome, read_attempt
-from ftslurm.run.control import control_files
-from ftslurm.run.heartbeat import EVALUATING, LEAVING, PHASES, RESTORING, SAVING, STARTING
+from ftslurm.run.deadline import MOST_S
+from ftslurm.run.heartbeat import EVALUATING, LEAVING, RESTORING, SAVING, STARTING
 from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment, StopFlag
 from ftslurm.run.record import RunRecord
 from ftslurm.train import parallel
+from ftslurm.train.account import Account
 from ftslurm.train.beats import watch_backward, watch_collectives, watch_compiler
 from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.cursor import Cursor
+from ftslurm.train.deadline import Leeway
 from ftslurm.train.distributed import Groups
-from ftslurm.train.ending import LAST_BARRIER_S, leave_together, settle, stopped
+from ftslurm.train.ending import LAST_BARRIER_S, leave_together, stopped
 from ftslurm.train.feed import open_feed
 from ftslurm.train.loader import GlobalBatches, MicroBatch
 from ftslurm.train.numeric import LossWatch
-from ftslurm.train.orders import Orders
 from ftslurm.train.pacer import open_pacer
-from ftslurm.train.progress import Recorder
 from ftslurm.train.same_code import check_same_code
 from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
 from ftslurm.train.stop import Agreement, Speaker, Word, save_is_due, start_maximum
 from ftslurm.train.token_store import TokenStore
 
-FINAL_SAVE_DEADLINE_S = 3600.0
-"""The last save has no grace to fit into; past this the file system counts as failed."""
 CLOSE_LOADER_S = 5.0
 """How long the loader's workers may take to end by themselves."""
 RETENTION_IN_GRACE_S = 2.0
@@ -93,7 +92,8 @@ class Session:
         self._pulse = pulse or Pulse.unseen()
         watch_collectives(self._pulse, left_out=groups.checkpoint)
         self._losses = LossWatch(self.spec.recovery)
-        self._pacer = open_pacer(env, record, self._event)
+        self._account = Account(env, record, self._pulse)
+        self._pacer = open_pacer(env, record, self._account.event)
         self._speaker = Speaker(
             flag,
             is_first=self.rank == 0,
@@ -112,10 +112,7 @@ class Session:
         self._checkpointer: Checkpointer | None = None
         self._boundary_at = clock()
         self._saved_step: int | None = None
-        self._recorder = Recorder.of(env, record) if self.rank == 0 else None
-        files = control_files(env.layout, record)
-        self._orders = Orders(files, self._event) if self.rank == 0 else None
-        self._enter(STARTING)
+        self._account.enter(STARTING)
 
     @property
     def should_stop(self) -> bool:
@@ -170,7 +167,7 @@ class Session:
         """
         if self._state is None or self._model is None:
             raise UsageError("session.restore came before session.register; call it after")
-        self._enter(RESTORING)
+        self._account.enter(RESTORING)
         self.is_restoring = True
         if parallel.needs_warm_up(self._model):
             if warm_up is None:
@@ -180,6 +177,8 @@ class Session:
                     "run would add gradients in another order than an undisturbed one"
                 )
             parallel.warm_up(self._model, warm_up)
+        if self._batches is not None:
+            self._batches.close()  # what was taken so far was trained by no step
         # Up to here all ranks drew the same numbers, so that each built the same model.
         seed_all(self.spec.seed, stream=f"rank {self.rank}")
         self._checkpointer = self._open_checkpointer(self._state)
@@ -188,7 +187,8 @@ class Session:
         if restored is not None:
             self.step = restored.step
             self._tokens = restored.position["tokens"]
-        check_same_code(self._env, self._record, self._groups.control, on_event=self._event)
+        on_event = self._account.event
+        check_same_code(self._env, self._record, self._groups.control, on_event=on_event)
         self.is_restoring = False
         self._boundary_at = self._clock()
         self._speaker.saved()
@@ -196,9 +196,8 @@ class Session:
         self._agreement.at_boundary(self._word())
         self._pulse.restored(self.step)
         watch_compiler()
-        if self._recorder is not None:
-            restored_step = None if restored is None else restored.step
-            self._recorder.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)
+        restored_step = None if restored is None else restored.step
+        self._account.begin(step=self.step, tokens=self._tokens, restored_step=restored_step)
 
     def steps(self) -> Iterator[int]:
         """`session.step` before each step that is still to be trained."""
@@ -233,16 +232,15 @@ class Session:
         self._loss = loss = float(loss)
         if self._cursor is not None:
             self._cursor.advance()
-        if self._recorder is not None:
-            self._recorder.step(
-                self.step,
-                loss=loss,
-                samples=self._position()["samples"],
-                tokens=self._tokens,
-                values=values or {},
-                committed_step=checkpointer.committed_step,
-                failed_saves=checkpointer.failed_saves,
-            )
+        self._account.step(
+            self.step,
+            loss=loss,
+            samples=self._position()["samples"],
+            tokens=self._tokens,
+            values=values or {},
+            committed_step=checkpointer.committed_step,
+            failed_saves=checkpointer.failed_saves,
+        )
         self._losses.check(self.step, loss)
         boundary_before, self._boundary_at = self._boundary_at, self._clock()
         self._pacer.step(self._boundary_at - boundary_before)
@@ -274,10 +272,8 @@ class Session:
         self._agreement.drain()
         if self.step < self.spec.steps:
             self.log.info("the loop ended itself at step %d of %d", self.step, self.spec.steps)
-        self._enter(SAVING, step=self.step)
-        if not checkpointer.emergency_save(
-            self.step, self._position(), deadline_s=FINAL_SAVE_DEADLINE_S
-        ):
+        self._account.enter(SAVING, step=self.step)
+        if not checkpointer.emergency_save(self.step, self._position(), deadline_s=MOST_S):
             raise CheckpointError(
                 f"the last save, of step {self.step}, did not commit; see save_failed in "
                 f"`{self._env.attempt_layout.events}`"
@@ -296,54 +292,42 @@ class Session:
         self._leave()
 
     def _word(self) -> Word:
-        word = self._speaker.word()
-        if self._orders is None:
-            return word
-        return replace(word, order=self._orders.due(self.step, saved_step=self._saved_step))
+        order = self._account.order_due(self.step, saved_step=self._saved_step)
+        return replace(self._speaker.word(), order=order)
 
     def _stop(self, agreed: Word, *, asked_at: float) -> None:
         """Save, settle the outcome, leave; inside what is left of the deadline when the site asks,
         an operator waits for the save."""
         checkpointer = self._require_checkpointer()
         self._agreement.drain()
-        self._enter(SAVING)
+        self._account.enter(SAVING)
         if agreed.stop_signal:
-            self._event("signal", {"signal": agreed.stop_signal_name, "step": self.step})
+            self._account.event("signal", {"signal": agreed.stop_signal_name, "step": self.step})
         self.log.warning("stopping at step %d on %s", self.step, agreed.asked_by)
-        deadline_s = self._left_s(asked_at) if agreed.stop_signal else FINAL_SAVE_DEADLINE_S
-        saved = checkpointer.emergency_save(self.step, self._position(), deadline_s=deadline_s)
-        order = self._orders.leaving(agreed.order) if self._orders else None
+        leeway = Leeway(
+            self._env,
+            self._record,
+            self._groups.control,
+            asked_at=asked_at,
+            signal_number=agreed.stop_signal,
+            clock=self._clock,
+        )
+        save = partial(checkpointer.emergency_save, self.step, self._position())
+        saved = leeway.save(save, self._account.event)
+        order = self._account.order_obeyed(agreed.order)
         committed_step = checkpointer.committed_step
         self._settle(
-            stopped(agreed, self.step, committed_step, order, None if saved else deadline_s)
+            stopped(agreed, self.step, committed_step, order, None if saved else leeway.given_s)
         )
         self.is_save_abandoned = not saved
         if saved:
             checkpointer.close(timeout_s=RETENTION_IN_GRACE_S, hurry=True)
-        self._leave(timeout_s=LAST_BARRIER_S if saved else self._left_s(asked_at))
+        self._leave(timeout_s=LAST_BARRIER_S if saved else min(LAST_BARRIER_S, leeway.left_s))
         raise SystemExit(RANK_STOPPED)
-
-    def _left_s(self, asked_at: float) -> float:
-        """Of the time that the site leaves after it asked; a second at least."""
-        deadline_s = self._record.emergency_deadline_s
-        assert deadline_s is not None, "frozen at submit"
-        return max(1.0, deadline_s - (self._clock() - asked_at))
 
     def _settle(self, outcome: Outcome, *, parameter_digest: str | None = None) -> None:
         self.has_ended = True
-        if self._recorder is None:
-            return
-        self._recorder.close()
-        settle(
-            self._env.layout,
-            self._env.attempt,
-            outcome,
-            loss=self._loss,
-            parameter_digest=parameter_digest,
-        )
-        if self._orders is not None:
-            self._orders.ended(outcome)
-        self._enter(outcome.result, step=outcome.step, committed_step=outcome.committed_step)
+        self._account.settle(outcome, loss=self._loss, digest=parameter_digest)
 
     def _leave(self, *, timeout_s: float = LAST_BARRIER_S) -> None:
         """End the loader's workers, then wait for all ranks, within limits."""
@@ -361,7 +345,7 @@ class Session:
             groups=self._groups,
             state=state,
             attempt=self._env.attempt,
-            on_event=self._checkpoint_event,
+            on_event=self._save_event,
         )
 
     def _require_checkpointer(self) -> Checkpointer:
@@ -378,18 +362,6 @@ class Session:
         samples = self.step * self.spec.optim.global_batch_size
         return {"epoch": 0, "samples": samples, "tokens": self._tokens}
 
-    def _enter(self, phase: str, **changes: object) -> None:
-        if phase in PHASES:
-            self._pulse.phase(phase)
-        if self._recorder is not None:
-            self._recorder.enter(phase, **changes)
-
-    def _event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        if self._recorder is not None:
-            self._recorder.event(kind, facts)
-
-    def _checkpoint_event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        self._event(kind, facts)
+    def _save_event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self._account.save_event(kind, facts)
         self._pacer.heard(kind, facts)
-        if self._orders is not None:
-            self._orders.heard(kind, facts)

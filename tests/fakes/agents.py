@@ -15,11 +15,11 @@ from pathlib import Path
 
 from ftslurm.agent.ask import ask
 from ftslurm.files import read_records, write_json
+from ftslurm.parent import die_with_parent
 from ftslurm.run.attempts import Attempt, claim
 from ftslurm.run.heartbeat import beats_folder, read_views
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import PROGRAM_ENTRY, RunSpec, to_dict
-from ftslurm.scheduler.process import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "77"
@@ -49,8 +49,10 @@ class Job:
         site=None,
         program=None,
         gpus=None,
+        spares=0,
     ):
-        """`gpus`: a node's, and the library that tells of them."""
+        """`gpus`: a node's, and the library that tells of them, by the file `state` or the node's
+        own; `spares`: of the nodes."""
         self.folder = folder
         self.layout = RunLayout(folder / "run")
         self.layout.submit.mkdir(parents=True, mode=0o700)
@@ -58,7 +60,7 @@ class Job:
         self.nodes = [f"127.0.0.{i}" for i in range(1, nodes + 1)]
         self.tasks_per_node = tasks_per_node
         spec = to_dict(RunSpec())
-        spec["cluster"].update(nodes=nodes, tasks_per_node=tasks_per_node)
+        spec["cluster"].update(nodes=nodes - spares, spares=spares, tasks_per_node=tasks_per_node)
         # These ranks do not train in step, so none lags by the load of this machine.
         spec["recovery"].update({"straggler_factor": 0, "straggler_lag_steps": 0})
         spec["recovery"].update(recovery or {})
@@ -113,13 +115,14 @@ class Job:
 
     def environ(self, node):
         """What srun gives to a process on a node."""
+        own = self.folder / f"state-{node}"
         return {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
             "FTSLURM_RUN_DIR": str(self.layout.root),
             "FTSLURM_BEATS": str(self.beats),
             "FOLDER": str(self.folder),
-            "FTSLURM_FAKE_NVML": str(self.folder / "state"),
+            "FTSLURM_FAKE_NVML": str(own if own.exists() else self.folder / "state"),
             "SLURM_JOB_ID": JOB,
             "FTSLURM_JOB_ID": JOB,
             "SLURM_JOB_NODELIST": f"127.0.0.[1-{len(self.nodes)}]",

@@ -197,6 +197,18 @@ def test_a_gpu_asked_for_by_an_option_of_sbatch_is_no_reason_to_train_on_the_cpu
         open_groups(None, spec, run_id="run")  # type: ignore[arg-type]
 
 
+def test_a_rank_waits_for_the_others_saves_as_long_as_a_save_may_take() -> None:
+    from ftslurm.run.spec import RunSpec
+    from ftslurm.train.distributed import longest_s
+
+    spec = RunSpec()
+    spec.recovery.phase_limit_s.update(saving=7200.0, restoring=60.0)
+    assert longest_s(spec, "saving") == longest_s(spec, "restoring", "saving") == 7200.0
+    assert longest_s(spec, "restoring") == 1800.0
+    spec.recovery.phase_limit_s.update(saving=0.0)
+    assert longest_s(spec, "restoring", "saving") > 86400.0
+
+
 def test_rank_0_waits_for_a_port_that_is_still_in_use_and_then_says_so() -> None:
     from ftslurm.train.distributed import listen, retry_bind
 
@@ -278,6 +290,36 @@ def test_a_warm_up_leaves_no_trace() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_warm_up_leaves_no_trace_in_buffers_that_the_forward_replaces() -> None:
+    import torch
+    from torch import nn
+
+    from ftslurm.train.parallel import warm_up
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("table", torch.zeros(0, 3))
+            self.register_buffer("first", None)
+            self.register_buffer("shared", torch.zeros(()).expand(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            self.table = torch.zeros(len(x), 3)
+            self.first = x[0]
+            self.shared[0] += 1
+            return self.inner(x)
+
+    model = Mean()
+    mean, shared = model.mean, model.shared
+    warm_up(model, lambda: model(torch.ones(8, 4)).sum().backward())
+    assert model.mean is mean and not mean.any()
+    assert model.shared is shared and not shared.any()
+    assert model.table.numel() == 0 and model.first is None
 
 
 def test_a_contradicting_environment_is_refused_not_overwritten() -> None:
