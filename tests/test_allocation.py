@@ -1,5 +1,6 @@
 """A claim looks at its nodes, and what is known of them reaches the run's next job."""
 
+import json
 from functools import partial
 
 import pytest
@@ -71,6 +72,25 @@ def test_only_a_fault_of_the_node_counts_or_a_decision_that_names_it(
     assert kinds(layout) == noted
 
 
+def test_people_are_told_of_a_node_that_is_given_up_between_two_attempts(
+    make, monkeypatch, tmp_path
+):
+    told = tmp_path / "told"
+    hook = ["/bin/sh", "-c", f"cat >> {told}; echo >> {told}"]
+    layout, slurm = make(given=["n1", "n2", "n3", "n4"], cluster={"spares": 2}, on_event=hook)
+    begin(layout, slurm, monkeypatch)
+    decide(layout, 1, blamed={"node": "n2"}, exclude=["n2"])
+    begin(layout, slurm, monkeypatch)
+    assert not told.exists(), "recover tells of what it has decided"
+    why = "root's look found XID79: the GPU is lost"
+    note_node(layout, EXCLUDED, "n3", attempt=2, cause="gpu", why=why)
+    for _ in range(2):
+        begin(layout, slurm, monkeypatch)
+    (message,) = map(json.loads, told.read_text().splitlines())
+    assert (message["event"], message["excluded"], message["attempt"]) == ("excluded", ["n3"], 2)
+    assert message["reason"] == f"node n3: {why}"
+
+
 def test_an_allocation_without_another_node_is_requeued_with_the_node_excluded(make, monkeypatch):
     layout, slurm = make()
     begin(layout, slurm, monkeypatch)
@@ -110,6 +130,21 @@ def test_where_the_list_is_not_kept_a_new_job_brings_it_and_then_the_run_stops(m
     # A person's word begins the count anew.
     add_job(layout, "50", scheduler="slurm", queued_by=BY_PERSON)
     assert begin_job("50", layout, slurm, monkeypatch) == "requeued"
+
+
+def test_people_are_told_of_a_run_that_stops_between_two_attempts(make, monkeypatch, tmp_path):
+    told = tmp_path / "told"
+    hook = ["/bin/sh", "-c", f"cat >> {told}; echo >> {told}"]
+    layout, slurm = make(on_event=hook)
+    begin(layout, slurm, monkeypatch)
+    note_node(layout, EXCLUDED, "n2", attempt=0)
+    slurm.requeues = SchedulerError("Access/permission denied")
+    slurm.answers = [RefusedError("no limit left")]
+    with pytest.raises(RunError):
+        begin(layout, slurm, monkeypatch)
+    (message,) = map(json.loads, told.read_text().splitlines())
+    assert (message["event"], message["cause"], message["attempt"]) == ("stop", "no_place", 1)
+    assert "no limit left" in message["reason"] and "ftslurm resume" in message["reason"]
 
 
 def test_where_no_other_job_can_be_queued_the_run_stops_and_says_so(make, monkeypatch):

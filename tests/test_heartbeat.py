@@ -232,10 +232,11 @@ def test_what_is_told_later_changes_nothing_else_of_a_rank(tmp_path: Path) -> No
     pulse, folder = opened(tmp_path)
     before = only_view(folder)
     pulse.dumps_on(37)
-    pulse.devices_wait()
+    pulse.devices_wait("GPU-00000000-0000-4000-8000-000000000001")
     after = only_view(folder)
     assert (before.devices_wait, after.devices_wait, dump_signal(folder, 0)) == (False, True, 37)
     assert (after.pid, after.start_ticks, after.node) == (before.pid, before.start_ticks, NODE)
+    assert (before.gpu, after.gpu) == ("", "GPU-00000000-0000-4000-8000-000000000001")
 
 
 def test_only_a_compilation_after_the_first_step_is_no_part_of_it(tmp_path: Path) -> None:

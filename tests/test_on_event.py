@@ -89,6 +89,15 @@ def test_a_command_gets_the_event_once_and_its_kind_in_the_environment(layout, t
     assert [event["event"] for event in read_events(layout.attempt(1)) if event["kind"] == "told"]
 
 
+def test_of_further_nodes_it_is_told_again_and_of_the_same_not(layout, tmp_path):
+    told = tmp_path / "told"
+    run = record(layout, on_event=[script(tmp_path, f"cat >> {told}; echo >> {told}")])
+    for nodes in (["n3"], ["n3"], ["n4"]):
+        tell(layout, run, 1, ["excluded"], {"excluded": nodes})
+    messages = map(json.loads, told.read_text().splitlines())
+    assert [message["excluded"] for message in messages] == [["n3"], ["n4"]]
+
+
 def test_a_command_that_fails_is_a_warning(layout, tmp_path, capsys):
     run = record(layout, on_event=[script(tmp_path, "echo no network; exit 3")])
     tell(layout, run, 1, ["stop"], {})

@@ -79,6 +79,30 @@ def test_a_rank_four_times_slower_is_named_within_ten_steps() -> None:
     assert "on a processor 4.0 times the median" in finding.why
 
 
+def test_a_rank_whose_own_compute_is_not_known_can_only_lag() -> None:
+    watcher = Watcher(LIMITS)
+    views = [rank_view(rank, window_own_s=0.2) for rank in range(4)]
+    views[1] = rank_view(1, window_own_s=0.0)
+    assert watcher.observe(views, at=0.0) == []
+    views[1] = rank_view(1, window_own_s=0.0, step=46)
+    (finding,) = watcher.observe(views, at=1.0)
+    assert finding.ranks == (1,) and "4 steps behind the foremost" in finding.why
+
+
+def test_all_can_be_slow_though_no_ranks_own_compute_is_known() -> None:
+    watcher, found = Watcher(LIMITS), []
+    for number in range(1, 15):
+        wall_s = 2.0 if number > 8 else 1.0
+        views = [
+            rank_view(rank, step=10 * number, window_own_s=0.0, window_wall_s=wall_s)
+            for rank in range(4)
+        ]
+        found += watcher.observe(views, at=30.0 * number)
+    (finding,) = found
+    assert (finding.kind, finding.ranks) == ("slow_all", ())
+    assert "whether one is to blame is not known" in finding.why
+
+
 def test_on_shared_processors_more_work_shows_by_the_work() -> None:
     """Four ranks on two cores: the others' steps take longer too, but not more processor."""
     watcher = Watcher(LIMITS)

@@ -37,7 +37,8 @@ driver hangs says so after eight."""
 TERM_S = 1.0
 """From TERM to KILL. What an srun that is killed leaves behind ends by the look's own deadlines."""
 SHORT_S = 3.0
-"""For a look, where the rest has told the cause without it."""
+"""For a look, where the rest has told the cause without it. Longer if all nodes have answered and
+the step lasts: it then waits for GPU memory, without which the next attempt would fail."""
 NODE_FILES_S = 0.7
 """For the files that the nodes leave, once the step is over: there may be thousands."""
 READ_S = 5.0
@@ -74,7 +75,10 @@ class Looks:
 
     def wait(self, *, is_short: bool = False) -> tuple[list[Word], list[str]]:
         """(what the nodes say of themselves, what they do not)."""
-        self._thread.join(min(self.left_s, SHORT_S) if is_short else self.left_s)
+        if is_short:
+            self._thread.join(min(self.left_s, SHORT_S))
+        if not is_short or self._have_all_answered():
+            self._thread.join(self.left_s)
         if self._thread.is_alive() and self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -90,6 +94,13 @@ class Looks:
                 silent.append(node)
         said = f"the health of {few(silent)} ({self._why_not})"
         return words, [said] if silent else []
+
+    def _have_all_answered(self) -> bool:
+        try:
+            there = {path.name for path in self._folder.iterdir()}
+        except OSError:
+            return False
+        return {f"{node}.json" for node in self._nodes} <= there
 
     def _work(self) -> None:
         try:

@@ -108,7 +108,7 @@ def _places(record: RunRecord, attempt: Optional[Attempt]) -> dict[int, str]:
 
 
 def _agents(found: Gathering) -> None:
-    path = found.paths.root / "agents.json"
+    path = found.paths.agents_json
     try:
         record = read_json(path)
     except FileNotFoundError:

@@ -35,7 +35,7 @@ APART_SHARE = 1.3
 """One rank's own compute against the median from which it, not all of them, is slow."""
 BLIND_SHARE = 0.99
 """Own compute of all ranks in a step from which their waiting is not seen: on CUDA it is the
-devices that wait."""
+devices that wait, and only under DDP they tell (train/device_clock.py)."""
 USUAL_SAMPLES = 200
 DRIFT_SAMPLES = 16
 """Windows over which a slow growth has to show."""
@@ -97,16 +97,18 @@ class Watcher:
         seconds of the looker's steady clock."""
         if self._limits.factor <= 0:
             return []
-        training = [view for view in views if view.phase == TRAINING and view.window_own_s > 0]
+        training = [view for view in views if view.phase == TRAINING and view.window_wall_s > 0]
         if len(training) < 2:
             return []
-        slow = {**self._lagging(training), **self._working(training, at)}
+        # Of a device that does not tell it, it is held against nobody's.
+        measured = [view for view in training if view.window_own_s > 0]
+        slow = {**self._lagging(training), **self._working(measured, at)}
         findings = self._news(STRAGGLER, training, slow, at)
-        if self._takes_sample(training):
+        if self._takes_sample(training, measured):
             # Of one that is named already nobody is warned, nor are all slow because of it.
-            drifting = self._drifting(training)
-            why = None if slow else self._all_slow(training, at)
-            culprit = _apart(training)
+            drifting = self._drifting(measured)
+            why = None if slow else self._all_slow(measured, at)
+            culprit = _apart(measured)
             if why is not None and culprit is not None:
                 drifting.setdefault(culprit.rank, f"is slow, though no straggler yet: {why}")
             elif why is not None and self._is_new((SLOW_ALL, None), at):
@@ -122,6 +124,8 @@ class Watcher:
         ranks take longer, and the share by the clock grows smaller. By the clock alone only when
         that lasts: a rank may lack its processor, or its data, for some steps.
         """
+        if not views:
+            return {}
         usual_s = _middle([view.window_own_s for view in views])
         usual_cpu_s = _middle([view.window_cpu_s for view in views])
         factor = self._limits.factor
@@ -136,7 +140,9 @@ class Watcher:
             lasts = self._lasts(view, at, is_there=is_long)
             if is_work or (is_long and (cpu_s >= WORK_SHARE * own_s or lasts)):
                 by_clock = f"computes {own_s:.3g} s a step of its own, {_times(own_s, usual_s)}"
-                if is_long:
+                if is_long and view.devices_wait:
+                    found[view.rank] = f"{by_clock}, as its device tells"
+                elif is_long:
                     found[view.rank] = by_clock + _on_processor(cpu_s, own_s, usual_cpu_s)
                 else:
                     found[view.rank] = (
@@ -170,7 +176,7 @@ class Watcher:
                 found[view.rank] = f"is {foremost - view.step} steps behind the foremost"
         return found
 
-    def _takes_sample(self, views: Sequence[RankView]) -> bool:
+    def _takes_sample(self, views: Sequence[RankView], measured: Sequence[RankView]) -> bool:
         """Once for each window of steps: then no step is in two samples."""
         step = min(view.step for view in views)
         if step < self._sampled_step + self._limits.window_steps:
@@ -181,12 +187,12 @@ class Watcher:
             return False
         self._sampled_step = step
         self._walls.append(_middle([view.window_wall_s for view in views]))
-        owns = [view.window_own_s for view in views]
-        self._owns.append(_middle(owns))
-        usual_s = median(owns)
-        for number, view in enumerate(views):
+        owns = [view.window_own_s for view in measured]
+        self._owns.append(_middle(owns) if owns else self._walls[-1])
+        usual_s = median(owns) if owns else 0.0
+        for number, view in enumerate(measured):
             others = usual_s
-            if len(views) <= FEW_RANKS:
+            if 1 < len(measured) <= FEW_RANKS:
                 others = median(owns[:number] + owns[number + 1 :])
             course = self._courses.setdefault(view.rank, deque(maxlen=DRIFT_SAMPLES))
             course.append(view.window_own_s / others if others > 0 else 1.0)
@@ -212,7 +218,7 @@ class Watcher:
                 )
         return found
 
-    def _all_slow(self, views: Sequence[RankView], at: float) -> Optional[str]:
+    def _all_slow(self, measured: Sequence[RankView], at: float) -> Optional[str]:
         """Why all are said to be slow, or None."""
         walls, owns = list(self._walls), list(self._owns)
         if len(walls) < 2 * SLOW_SAMPLES:
@@ -226,7 +232,7 @@ class Watcher:
         if min(recent) < SLOW_SHARE * usual_s or at - self._slow_since < SLOW_HOLD_S:
             return None
         own_share = median(owns[-SLOW_SAMPLES:]) / max(median(owns[:-SLOW_SAMPLES]), 1e-9)
-        if all(view.window_own_s >= BLIND_SHARE * view.window_wall_s for view in views):
+        if all(view.window_own_s >= BLIND_SHARE * view.window_wall_s for view in measured):
             cause = "no rank is seen to wait for another, so whether one is to blame is not known"
         elif own_share >= SLOW_SHARE:
             cause = (
@@ -251,7 +257,7 @@ class Watcher:
         new = [view for view in there if self._is_new((kind, view.rank), at)]
         if not new:
             return []
-        why = "; ".join(f"rank {view.rank} on {view.node} {found[view.rank]}" for view in new)
+        why = "; ".join(f"{_who(view)} {found[view.rank]}" for view in new)
         nodes = sorted({view.node for view in new})
         return [SlowFinding(kind, tuple(view.rank for view in new), tuple(nodes), why)]
 
@@ -262,8 +268,14 @@ class Watcher:
         return before is None or at - before > AGAIN_S
 
 
+def _who(view: RankView) -> str:
+    return f"rank {view.rank} on {view.node}{f' ({view.gpu})' if view.gpu else ''}"
+
+
 def _apart(views: Sequence[RankView]) -> Optional[RankView]:
     """The one rank that computes clearly longer than the others."""
+    if not views:
+        return None
     worst = max(views, key=lambda view: view.window_own_s)
     usual_s = _middle([view.window_own_s for view in views])
     is_apart = worst.window_own_s >= max(APART_SHARE * usual_s, usual_s + LEAST_EXCESS_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Optional
 
 from ftslurm.diagnosis.causes import GPU, NODE
 from ftslurm.errors import RunError, SchedulerError, warn
@@ -18,15 +19,16 @@ from ftslurm.recovery.admission import put_on_record
 from ftslurm.recovery.ask_agents import Word, look
 from ftslurm.recovery.exclusion import Placement, returns_in_a_row
 from ftslurm.recovery.keep_out import (
+    given_up_since,
     keep_out_of_waiting,
     kill_wait_s,
     known_exclusions,
     placement,
     settle_exclusions,
 )
-from ftslurm.recovery.next_job import leave, move_on
+from ftslurm.recovery.likeness import Kind
+from ftslurm.recovery.node_kinds import known_kinds
 from ftslurm.recovery.own_job import OwnJob
-from ftslurm.recovery.recover import outlive_requeue
 from ftslurm.recovery.successor import ensure_successor
 from ftslurm.run.attempts import claimed_numbers
 from ftslurm.run.jobs import BY_PERSON, read_jobs
@@ -47,10 +49,11 @@ def find_place(job: OwnJob, environ: Mapping[str, str]) -> Placement:
         return Placement(nodes)
     newest = max(claimed_numbers(job.layout), default=0)
     word = look(job, newest)
-    here = _place(job, nodes, known_exclusions(job), word)
+    kinds = known_kinds(job, nodes, word.kinds)
+    here = _place(job, nodes, known_exclusions(job), word, kinds)
     if not here.serves and word.is_hasty:
         word = look(job, newest)
-        here = _place(job, nodes, known_exclusions(job), word)
+        here = _place(job, nodes, known_exclusions(job), word, kinds)
     for node in sorted(word.unreachable):
         with best_effort(f"the loss of node {node} is not on record"):
             why = f"it did not answer when the attempt after {newest} was claimed"
@@ -62,16 +65,41 @@ def find_place(job: OwnJob, environ: Mapping[str, str]) -> Placement:
     if here.serves:
         return here
     # Another job is needed, and there may be too few nodes for one.
-    return _place(job, nodes, settle_exclusions(job), word)
+    return _place(job, nodes, settle_exclusions(job), word, kinds)
 
 
-def _place(job: OwnJob, nodes: Sequence[str], excluded: Mapping[str, str], word: Word) -> Placement:
-    return placement(job, nodes, {**excluded, **word.lost}, doubtful=word.doubtful)
+def _place(
+    job: OwnJob,
+    nodes: Sequence[str],
+    excluded: Mapping[str, str],
+    word: Word,
+    kinds: Optional[Mapping[str, Kind]],
+) -> Placement:
+    unusable = {**excluded, **word.lost}
+    return placement(job, nodes, unusable, doubtful=word.doubtful, kinds=kinds)
+
+
+def tell_of_given_up(job: OwnJob, environ: Mapping[str, str]) -> None:
+    """Whoever recovery.on_event names, of the nodes that were given up since the newest attempt was
+    decided on; those of its decision are told with that."""
+    rules = job.record.spec.recovery
+    newest = max(claimed_numbers(job.layout), default=0)
+    if not newest or not (rules.on_event or rules.on_event_url):
+        return
+    from ftslurm.recovery.on_event import EXCLUDED, tell  # late: few runs tell
+
+    given_up = given_up_since(job, newest)
+    if given_up:
+        told = "; ".join(f"node {node}: {why}" for node, why in given_up.items())
+        facts = {"reason": told, "excluded": list(given_up)}
+        tell(job.layout, job.record, newest, [EXCLUDED], facts, environ=environ, now=job.now)
 
 
 def give_back(job: OwnJob, here: Placement) -> None:
     """Queue the run's next job, away from the nodes that must not be used; RunError: it has been
     tried often enough, or there is no way. On return the batch script has to leave."""
+    from ftslurm.recovery.recover import outlive_requeue  # late, as next_job: few are given back
+
     newest = max(claimed_numbers(job.layout), default=0)
     asked_at = [one.queued_at for one in read_jobs(job.layout) if one.queued_by == BY_PERSON]
     events = read_node_events(job.layout)
@@ -98,6 +126,8 @@ def give_back(job: OwnJob, here: Placement) -> None:
 
 def _stopped(job: OwnJob, newest: int, why: str) -> RunError:
     """The run ends here, on record where there is an attempt to put it to."""
+    from ftslurm.recovery.next_job import leave
+
     why = f"{why}, then `ftslurm resume {shlex.quote(str(job.layout.root))}`"
     if newest:
         put_on_record(job, newest, CAUSE_NO_PLACE, why)
@@ -106,6 +136,8 @@ def _stopped(job: OwnJob, newest: int, why: str) -> RunError:
 
 
 def _queue_next(job: OwnJob, *, is_first: bool) -> None:
+    from ftslurm.recovery.next_job import move_on
+
     lost = sorted(look(job, 0).unreachable)
     if lost:
         try:

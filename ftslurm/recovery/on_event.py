@@ -97,11 +97,19 @@ def tell(
     if not kinds or not (rules.on_event or rules.on_event_url):
         return
     paths = layout.attempt(number)
-    told = {event["event"] for event in read_events(paths) if event["kind"] == TOLD}
+    told = {
+        (event["event"], *event.get("nodes", ()))
+        for event in read_events(paths)
+        if event["kind"] == TOLD
+    }
     with contextlib.suppress(FtslurmError):
         open_record(layout, environ)  # so that without_secrets knows the values
     texts: dict[str, str] = {}
-    for kind in [kind for kind in kinds if kind not in told]:
+    for kind in kinds:
+        # Between two attempts further nodes may be given up, which is another event.
+        nodes = list(facts.get("excluded", ())) if kind == EXCLUDED else []
+        if (kind, *nodes) in told:
+            continue
         message = {
             "schema_version": 1,
             "event": kind,
@@ -119,7 +127,7 @@ def tell(
         }
         texts[kind] = json.dumps(clean, sort_keys=True)
         with best_effort("not in the journal"):
-            append_event(paths, TOLD, now=now, event=kind)
+            append_event(paths, TOLD, now=now, event=kind, **({"nodes": nodes} if nodes else {}))
     for kind, failed in _tell_all(rules, texts, environ):
         warn(f"nobody may have been told of `{kind}`: {redacted(failed, environ)}")
 

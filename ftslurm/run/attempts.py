@@ -69,6 +69,9 @@ class Attempt:
     """Ranks; fewer than the spec's where nodes were missing. None: as in the spec."""
     raw_job_id: str = ""
     """Slurm's number of the job, which an array task has beside its `70_1`; empty: not known."""
+    kinds: list[dict[str, Any]] = field(default_factory=list)
+    """What was known of the allocation's nodes, by which a spare is matched; only with spares.
+    Nodes that are alike share a row (recovery/node_kinds.py): every rank reads this."""
 
 
 def node_of(nodes: Sequence[str], rank: int, tasks_per_node: int) -> Optional[str]:
@@ -144,9 +147,13 @@ def claimed_numbers(layout: RunLayout) -> list[int]:
 
 
 def read_attempt(layout: RunLayout, number: int) -> Attempt:
-    record = _known(Attempt, read_json(layout.attempt(number).attempt_json))
-    record["adopted"] = [AdoptedStep(**_known(AdoptedStep, row)) for row in record["adopted"]]
-    return _make(Attempt, record, layout.attempt(number).attempt_json)
+    path = layout.attempt(number).attempt_json
+    record = _known(Attempt, read_json(path))
+    rows = record.get("adopted")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise FormatError(f"`{path}` does not say which steps the attempt adopted; it is not whole")
+    record["adopted"] = [_make(AdoptedStep, _known(AdoptedStep, row), path) for row in rows]
+    return _make(Attempt, record, path)
 
 
 def write_outcome(paths: AttemptLayout, outcome: Outcome) -> None:
@@ -196,10 +203,10 @@ def append_event(
     """Add one event, e.g. `append_event(paths, "committed", step=40)`.
 
     Writers: rank 0 and the batch loop's verbs, which run on the batch node one after the other.
-    Kinds so far: claimed, preflight, restored, first_step, fell_back, rejected, signal, committed,
-    paced, save_failed, save_skipped, save_abandoned, retention_failed, code_changed, ranks_ended,
-    decided, requeue_asked, gave_way, told (people, of an event), asked (of a program's rank 0, to
-    leave).
+    Kinds so far: claimed, preflight, restored, first_step, fell_back, rejected, signal, deadline
+    (of the last save: how long, by what), committed, paced, save_failed, save_skipped,
+    save_abandoned, retention_failed, code_changed, ranks_ended, decided, requeue_asked, gave_way,
+    told (people, of an event), asked (of a program's rank 0, to leave).
     """
     append_record(paths.events, {"at": now(), "kind": kind, **facts})
 

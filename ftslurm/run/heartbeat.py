@@ -54,6 +54,7 @@ LEFT_AT = 16  # in a note
 SLOT = 128
 PROGRESS_AT, COLLECTIVE_AT, RING_AT = 128, 384, 640
 NAME_BYTES = 40
+GPU_AT, GPU_BYTES = RING_AT + RING * NOTE.size, 48
 _TRIES = 50
 
 UNSEEN = "?"
@@ -81,7 +82,7 @@ class RankView:
     step_wall_s: float
     """Of the last step, evaluation left out; 0: none has ended."""
     step_own_s: float
-    """Of that: not spent waiting for other ranks."""
+    """Of that: not spent waiting for other ranks; 0: its device has not told."""
     step_cpu_s: float
     """Of that: on a processor, by the clock of the thread that trains."""
     window_wall_s: float
@@ -104,6 +105,8 @@ class RankView:
     proc_state: str
     """Letter of /proc/PID/stat (T: stopped, D: in the kernel), empty when the process is gone, `?`
     when it cannot be seen from here; then `alive` is taken for granted."""
+    gpu: str = ""
+    """On which it computes, as nvidia-smi names it; empty: on none, or not known."""
     counted: bool = False
     """A program's rank: a step is a call of should_stop(), of phases and waits nothing is known."""
 
@@ -145,6 +148,11 @@ def stacks_file(folder: Path, rank: int) -> Path:
 def program_stacks_file(folder: Path, rank: int, pid: int) -> Path:
     """Likewise, a process of the rank's program (program/stacks.py)."""
     return folder / f"stacks-{rank:05d}-{pid}"
+
+
+def deadline_file(folder: Path) -> Path:
+    """Until when the ranks of this node may save (deadline.py)."""
+    return folder / "deadline"
 
 
 def nccl_pipe_stem(folder: Path) -> str:
@@ -260,6 +268,7 @@ def _read(path: Path, node: str) -> Optional[RankView]:
         header = os.pread(fd, HEADER.size, 0)
         progress = _section(fd, PROGRESS_AT, PROGRESS)
         collective = _section(fd, COLLECTIVE_AT, COLLECTIVE)
+        gpu = os.pread(fd, GPU_BYTES, GPU_AT)
     fields = HEADER.unpack(header)
     _, rank, attempt, pid, _, devices_wait, ticks, namespace, own_node, counted = fields
     is_known = progress[0] < len(PHASES) and path == beat_file(path.parent, rank)
@@ -295,6 +304,7 @@ def _read(path: Path, node: str) -> Optional[RankView]:
         # A zombie trains no more.
         alive=state not in ("", "Z", "X"),
         proc_state=state,
+        gpu=_text(gpu),
         counted=counted != 0,
     )
 

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Protocol
 
 from ftslurm.errors import warn
 from ftslurm.run import heartbeat as form
@@ -32,6 +32,16 @@ _ASIDE = (EVALUATING, SAVING)
 """Phases in the midst of training that are no part of a step; so is compiling after the first."""
 
 
+class DeviceClock(Protocol):
+    """What a device itself tells of its steps (train/device_clock.py)."""
+
+    def begins(self) -> None: ...
+
+    def computed(self) -> None: ...
+
+    def own_s(self) -> Optional[float]: ...
+
+
 class Pulse:
     """The writing side; one a process, opened once. Steps and phases are told by the thread that
     opened it, collectives by any."""
@@ -40,6 +50,7 @@ class Pulse:
         self.rank = rank
         self.path = path
         """None: nobody will see the beats."""
+        self.device_clock: Optional[DeviceClock] = None
         self.phase_name = STARTING
         self.step = 0
         self._memory = memory
@@ -105,9 +116,11 @@ class Pulse:
         """Say that this signal makes the process write its stacks; before, it would end it."""
         form.WORD.pack_into(self._memory, form.DUMP_SIGNAL_AT, signal_number)
 
-    def devices_wait(self) -> None:
+    def devices_wait(self, gpu: str) -> None:
         """Say that a wait for a collective returns to the host at once (CUDA): that the host is in
-        none tells nothing."""
+        none tells nothing. `gpu`: name of the rank's own."""
+        name = gpu.encode()[: form.GPU_BYTES]
+        self._memory[form.GPU_AT : form.GPU_AT + len(name)] = name
         form.WORD.pack_into(self._memory, form.DEVICES_WAIT_AT, 1)
 
     def phase(self, name: str) -> None:
@@ -138,20 +151,28 @@ class Pulse:
         self._began_at = time.monotonic()
         self._began_cpu_s = time.thread_time()
         self._waited_s = self._aside_s = self._aside_cpu_s = 0.0
+        if self.device_clock is not None:
+            self.device_clock.begins()
 
     def step_ended(self, step: int, *, own_s: Optional[float] = None) -> None:
         """`own_s`: what the step took without waiting for others, where the caller knows better
         than the sum of what was said to `waited` and `collective`."""
         now = time.monotonic()
         wall_s = now - self._began_at - self._aside_s if self._began_at else 0.0
-        own_s = max(0.0, wall_s - self._waited_s) if own_s is None else own_s
+        if own_s is None and self.device_clock is not None:
+            own_s = self.device_clock.own_s()  # of the step before, most often
+        elif own_s is None:
+            own_s = max(0.0, wall_s - self._waited_s)
         cpu_s = time.thread_time() - self._began_cpu_s - self._aside_cpu_s
-        self._last = (wall_s, own_s, cpu_s)
+        self._last = (wall_s, own_s or 0.0, cpu_s)
         self.step, self._step_at = step, now
         if self._has_stepped:
             # The first step compiles, allocates and connects: no measure of those after it.
             self._walls.add(wall_s)
-            self._owns.add(own_s)
+            if own_s is None:
+                self._owns.clear()
+            else:
+                self._owns.add(own_s)
             self._cpus.add(cpu_s)
             self._usual.add(wall_s)
         self._has_stepped = True
@@ -237,6 +258,8 @@ class Pulse:
             self.path.unlink()
             form.stacks_file(self.path.parent, self.rank).unlink(missing_ok=True)
             form.nccl_pipe(self.path.parent, self.rank).unlink(missing_ok=True)
+            if not any(self.path.parent.glob("rank-*")):
+                form.deadline_file(self.path.parent).unlink(missing_ok=True)
             # Whoever is last; a folder with anything in it stays.
             self.path.parent.rmdir()
             self.path.parent.parent.rmdir()
@@ -246,6 +269,8 @@ class Pulse:
         if self._is_aside(self.phase_name):
             self._aside_s += now - self._phase_at
             self._aside_cpu_s += time.thread_time() - self._aside_cpu_at_s
+            if self.device_clock is not None:
+                self.device_clock.begins()  # of a step, what comes before is not counted either
         if self._is_aside(name):
             self._aside_cpu_at_s = time.thread_time()
 
@@ -319,6 +344,10 @@ class _Median:
     def of_full(self) -> float:
         """0 as long as there are fewer: one odd value among two is no median."""
         return self.value if self.count == self._size else 0.0
+
+    def clear(self) -> None:
+        self._in_order.clear()
+        self._by_age.clear()
 
     def add(self, value: float) -> None:
         ordered = self._in_order

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ftslurm.run.heartbeat import COMPILING, TRAINING, nccl_pipe_stem
 from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment
+from ftslurm.train.device_clock import clock_of
 
 # Methods by which torch.distributed starts a collective, in all versions; those that are there
 # are noted. Each returns a Work, or None where this rank has no part in it.
@@ -108,8 +109,8 @@ def watch_collectives(pulse: Pulse, *, left_out: dist.ProcessGroup | None) -> No
 
 
 def watch_backward(pulse: Pulse, model: torch.nn.Module) -> torch.nn.Module:
-    """In DDP count the wait for gradients as one collective, in each backward that reduces them;
-    `model` as it was.
+    """In DDP count the wait for gradients as one collective, in each backward that reduces them,
+    and on CUDA have the device tell how long it computed until then; `model` as it was.
 
     The engine runs what is queued during a backward at its end, in order. Queued when a gradient is
     there, before DDP has all of them and queues its own wait, the first note is made when this rank
@@ -122,7 +123,12 @@ def watch_backward(pulse: Pulse, model: torch.nn.Module) -> torch.nn.Module:
     name = f"ddp gradients [{count}]"
     engine: Any = torch.autograd.Variable._execution_engine
 
+    # One for all models: a step's own compute ends where it first waits for gradients.
+    pulse.device_clock = clock = pulse.device_clock or clock_of(parameters[0].device)
+
     def computed() -> None:
+        if clock is not None:
+            clock.computed()
         pulse.wait_begins(pulse.enter(name))
         engine.queue_callback(pulse.wait_ended)
 

@@ -150,7 +150,7 @@ def ordered(session: Session) -> None:
     control.LOOK_INTERVAL_S = 0.01
     if session.rank == 0 and int(os.environ["FTSLURM_ATTEMPT"]) == 1:
         files = ControlFiles(RunLayout(session.run_dir), session.run_dir.name)
-        session._orders = Orders(files, session._event)
+        session._account._orders = Orders(files, session._account.event)
         end_step = session.end_step
 
         def end_step_after_order(**facts: Any) -> None:

@@ -12,10 +12,11 @@ import pytest
 from test_checkpointer import Trainer, damage, same
 
 from ftslurm import files
+from ftslurm.checkpoint.reading import StepFile
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import CheckpointError
 from ftslurm.run.attempts import AdoptedStep
-from ftslurm.train.restore import Restorer, StorageError
+from ftslurm.train.restore import Misread, Restorer, StorageError
 
 pytestmark = pytest.mark.torch
 
@@ -168,6 +169,43 @@ def test_a_file_that_only_another_rank_misses_is_no_damage(saved: Trainer) -> No
     assert restorer._judge(offer, [*unread, torn]) == {"damage": "rank 2 on c: digest"}
     next(step.glob("shard-*.bin")).unlink()
     assert "damage" in restorer._judge(offer, unread)
+
+
+def test_bytes_that_are_wrong_on_another_node_only_are_held_against_that_node(
+    tmp_path: Path, saved: Trainer
+) -> None:
+    checkpointer = saved.checkpointer
+    restorer = Restorer(checkpointer._state, checkpointer._place, device=None, attempt=2, node="a")
+    step = saved.layout.steps / SECOND
+    offer = {"path": str(step), "step": 2}
+    shard = next(step.glob("shard-*.bin")).name
+    rows = [{}, {"misread": "no such digest", "file": shard, "node": "b"}, {}]
+    told = "rank 1 on b: no such digest"
+    assert restorer._judge(offer, rows) == {"misread": told, "ranks": [1], "node": "a"}
+    damage(step)
+    assert restorer._judge(offer, rows) == {"damage": told}
+
+
+def test_bytes_that_are_wrong_once_cost_no_step(
+    tmp_path: Path, saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = adopted(saved)
+    second = Trainer(tmp_path, seed=1, attempt=2)
+    read, flipped = StepFile.read_at, []
+
+    def misread(file: StepFile, into: memoryview, offset: int) -> int:
+        count = read(file, into, offset)
+        if not flipped:
+            into[0] ^= 1
+            flipped.append(offset)
+        return count
+
+    monkeypatch.setattr(StepFile, "read_at", misread)
+    with pytest.raises(Misread, match="step 2 was read wrongly .rank 0 on .*does not have the dig"):
+        second.checkpointer.restore(known)
+    assert second.steps() == [FIRST, SECOND]
+    third = Trainer(tmp_path, seed=1, attempt=3)
+    assert third.checkpointer.restore(known).step == 2
 
 
 def test_a_file_system_that_fails_before_the_first_offer_is_not_final(

@@ -362,3 +362,22 @@ def test_a_scale_that_was_backed_off_stays_so():
     assert fresh_scaler.state_dict() == scaler.state_dict()
     with pytest.raises(StateMismatch, match="scaler"):
         transfer(TrainState(model, optimizer, scaler=scaler), TrainState(fresh, fresh_optimizer))
+
+
+def test_an_option_that_the_first_step_adds_comes_back():
+    class Noting(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["used_lr"] = group["lr"] / 3
+                group["scale"] = torch.tensor(0.7)
+            return super().step(closure)
+
+    (model, _, _), (fresh, _, _) = trained(steps=1), trained(steps=0)
+    source, target = (Noting(each.parameters(), lr=0.1) for each in (model, fresh))
+    source.step()
+    transfer(TrainState(model, source), TrainState(fresh, target))
+    (group,) = target.param_groups
+    assert group["used_lr"] == 0.1 / 3 and torch.equal(group["scale"], torch.tensor(0.7))
+    group["other"] = 1
+    with pytest.raises(StateMismatch, match="only in the program .'other'.*same optimizer"):
+        transfer(TrainState(model, source), TrainState(fresh, target))
