@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,24 @@ def test_a_claim_says_number_first_node_and_port(layout):
     assert [event["kind"] for event in read_events(layout.attempt(1))] == ["claimed"]
 
 
-def test_a_claim_says_when_the_warn_signal_is_due(layout, monkeypatch):
-    monkeypatch.setattr("ftslurm.recovery.claim.read_end_time", lambda *_: 5000.7)
+def put_on_path(folder, name, body):
+    """A command that notes how it was called in a file beside it; where that is."""
+    (folder / name).write_text(f'#!/bin/sh\necho "$*" >>{folder}/{name}.calls\n{body}\n')
+    (folder / name).chmod(0o755)
+    return folder / f"{name}.calls"
+
+
+def test_a_claim_says_when_the_warn_signal_is_due_and_asks_slurm_once(layout, monkeypatch):
+    commands = layout.root / "bin"
+    commands.mkdir()
+    asked = put_on_path(commands, "squeue", "echo '1   2026-11-30T12:00:00     '")
+    pinged = put_on_path(commands, "scontrol", "")
+    monkeypatch.setenv("PATH", str(commands))
+    end_at = time.mktime((2026, 11, 30, 12, 0, 0, 0, 0, -1))
     lead_s = RunSpec().cluster.signal_lead_s
-    assert claim_attempt(layout, JOB).split()[4] == str(5000 - lead_s)
+    assert claim_attempt(layout, JOB).split()[4] == str(int(end_at) - lead_s)
+    assert len(asked.read_text().splitlines()) == 1
+    assert not pinged.exists()
 
 
 def test_an_array_task_is_known_by_its_own_id(layout):

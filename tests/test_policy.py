@@ -1,10 +1,13 @@
 """Each rule of the decision between attempts, one row a rule; and what a stop tells a person."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from fakes.recovering import PLAIN
 
+from ftslurm.diagnosis.finding import Finding
 from ftslurm.errors import RANK_NEVER_RETRY, RANK_STOPPED
 from ftslurm.recovery.case import PastAttempt, RankFailure
 from ftslurm.recovery.policy import decide
@@ -50,6 +53,18 @@ def test_the_first_rule_that_applies_decides(changes, action, cause):
     assert decision.reason
 
 
+@pytest.mark.parametrize(("cause", "confidence", "told"), [
+    ("checkpoint", 0.9, "checkpoint"),
+    ("checkpoint", 0.4, "never_retry"),
+    ("code", 0.9, "never_retry"),
+    ("preempted", 0.9, "never_retry"),
+])  # fmt: skip
+def test_a_stop_that_the_rank_asks_for_has_the_cause_that_was_found(cause, confidence, told):
+    finding = Finding(cause, confidence, 0, "n1", None, [], "so it was")
+    decision = decide([], replace(PLAIN, rc=RANK_NEVER_RETRY, finding=finding), RecoverySpec())
+    assert (decision.action, decision.cause) == ("stop", told)
+
+
 @pytest.mark.parametrize(("before", "progressed", "action", "failures"), [
     ("", False, "restart", 1),
     ("ff", False, "restart", 3),
@@ -66,6 +81,12 @@ def test_failures_count_until_a_step_is_committed(before, progressed, action, fa
         past(*before), replace(PLAIN, progressed=progressed), RecoverySpec(max_failures=3)
     )
     assert (decision.action, decision.failures_in_a_row) == (action, failures)
+
+
+def test_every_key_of_recovery_is_in_its_default_preset_which_says_what_it_is():
+    path = Path(__file__).parents[1] / "conf" / "recovery" / "default.yaml"
+    told = set(re.findall(r"^(?:#   )?([a-z_]+):", path.read_text(), re.MULTILINE))
+    assert {key.name for key in fields(RecoverySpec)} <= told
 
 
 def test_with_no_failures_allowed_the_first_one_stops():
@@ -94,7 +115,7 @@ def test_a_stop_without_any_word_of_a_rank_names_the_logs():
 def test_the_reason_of_a_requeue_tells_the_step_that_the_next_attempt_starts_from():
     late = replace(PLAIN, outcome=outcome(STOPPED, step=45, committed=40, signal="SIGTERM"))
     assert decide([], late, RecoverySpec(max_failures=3)).reason == (
-        "stopped on SIGTERM at step 45, goes on from step 40"
+        "stopped on SIGTERM at step 45, is to go on from step 40"
     )
     saved = replace(PLAIN, outcome=outcome(STOPPED, signal="SIGUSR1"))
     assert decide([], saved, RecoverySpec(max_failures=3)).reason == (

@@ -183,7 +183,7 @@ def test_a_step_that_was_gone_back_behind_is_no_progress_while_it_still_lies_the
     # The next attempt dies before its first rank can put step 2 aside.
     begin(layout, adopted=[1])
     decision = decide(layout, attempt=2, rc=137)
-    assert decision.failures_in_a_row == 2 and "goes on from step 1" in decision.reason
+    assert decision.failures_in_a_row == 2 and "is to go on from step 1" in decision.reason
 
 
 def test_batches_to_pass_over_are_noted_before_the_next_attempt(layout):

@@ -1,8 +1,10 @@
 """The batch script and sbatch's arguments, for friendly and for hostile values."""
 
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from ftslurm.errors import SpecError
 from ftslurm.health.settings import HealthSettings
 from ftslurm.node.environment import Environment
-from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
+from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, RecoverySpec, RunSpec
 from ftslurm.scheduler.launch import (
     agents_argv,
     nodes_argv,
@@ -51,7 +53,14 @@ def spec(recovery=None, preflight="on_suspicion", **cluster):
     )
 
 
-def rendered(chosen, *, run_dir=Path("/runs/golden-1"), python="/env/bin/python", environment=None):
+def rendered(
+    chosen,
+    *,
+    run_dir=Path("/runs/golden-1"),
+    python="/env/bin/python",
+    environment=None,
+    live_folder=None,
+):
     return render_script(
         chosen,
         run_id="golden-20261129-150000-0a1b",
@@ -64,6 +73,7 @@ def rendered(chosen, *, run_dir=Path("/runs/golden-1"), python="/env/bin/python"
         standbys=standbys_argv(chosen.cluster, chosen.recovery),
         preflight=preflight_argv(chosen.cluster, chosen.recovery, chosen.health, run_dir=run_dir),
         environment=environment,
+        live_folder=live_folder,
     )
 
 
@@ -98,6 +108,18 @@ def test_the_script_is_the_golden_one(name):
     assert rendered_golden(name) == golden.read_text(), (
         f"look at the change, then mend {golden.name}"
     )
+
+
+def test_what_decides_starts_without_site_unless_ftslurm_may_be_installed_there(tmp_path):
+    decides = re.compile(r'"\$python"( -S)? -m (ftslurm(?:\.agent(?:\.keep)?)?) ')
+    frozen, live = rendered(SPECS["slurm"]), rendered(SPECS["slurm"], live_folder=tmp_path)
+    told = [("ftslurm", " -S"), ("ftslurm.agent.keep", " -S"), ("ftslurm.agent", " -S")]
+    assert [(name, site) for site, name in decides.findall(frozen)] == told
+    assert {site for site, _ in decides.findall(live)} == {""}
+    assert '"$python" -u -m ftslurm.submit.rank ' in frozen, "it loads what is installed"
+    program = replace(SPECS["slurm"], entry=PROGRAM_ENTRY, program=["true"])
+    assert '"$python" -S -u -m ftslurm.submit.rank ' in rendered(program)
+    assert '"$python" -u -m ftslurm.submit.rank ' in rendered(program, live_folder=tmp_path)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -165,7 +165,8 @@ def test_a_hold_of_slurms_own_is_not_the_owners_to_release():
 
 @pytest.mark.parametrize(("printed", "may"), [("0", False), ("1", True), ("", None)])
 def test_whether_a_job_may_be_requeued_is_squeues_word(printed, may):
-    commands = Commands(squeue=[Completed(0, f"{printed:<20}\n", "")])
+    stamp = "2026-11-30T12:03:03" if printed else ""
+    commands = Commands(squeue=[Completed(0, f"{printed:<4}{stamp:<24}\n", "")])
     assert SlurmScheduler(commands).may_requeue("12") is may
     assert SlurmScheduler(missing).may_requeue("12") is None
 

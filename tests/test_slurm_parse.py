@@ -68,6 +68,7 @@ def test_the_recorded_site_is_read(folder, version, changed):
         grace_s={"low": 15, "high": 0},
         preempt_mode={"low": "REQUEUE", "high": "OFF"},
         max_time_s={"low": None, "high": None},
+        array_size=1001,
     )
 
 

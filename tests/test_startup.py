@@ -67,3 +67,15 @@ def test_an_unknown_verb_lists_the_known_ones() -> None:
     )
     assert done.returncode == 2
     assert "no verb `sumbit`" in done.stderr and "submit" in done.stderr
+
+
+def test_what_keeps_the_agents_loads_next_to_nothing() -> None:
+    found = loaded_by("import ftslurm.agent.keep")
+    assert not found.intersection({"typing", "subprocess", "dataclasses", "ftslurm.scheduler"})
+
+
+def test_a_first_claim_loads_nothing_that_decides_what_follows_an_attempt() -> None:
+    # What claim_attempt itself loads.
+    code = "import ftslurm.recovery.claim, ftslurm.recovery.admission, ftslurm.recovery.allocation"
+    decides = {"policy", "evidence", "next_job", "recover", "standstill"}
+    assert not loaded_by(code).intersection(f"ftslurm.recovery.{name}" for name in decides)

@@ -264,6 +264,52 @@ def test_a_finished_run_is_not_kept_from_ending_as_completed(make, monkeypatch):
     assert slurm.done == []
 
 
+def test_a_finished_run_asks_what_waits_only_where_a_successor_was_asked_for(make, monkeypatch):
+    layout, slurm = make("requeue"), Slurm()
+    asked, waiting = [], slurm.waiting
+    slurm.waiting = lambda script: asked.append(script) or waiting(script)
+    begin(layout, slurm, monkeypatch)
+    write_json(layout.done, {"schema_version": 1})
+    assert end(layout, slurm).action == "done" and asked == []
+
+
+def test_a_finished_run_cancels_the_successor_whose_id_was_never_told(make, monkeypatch):
+    layout, slurm = make("requeue"), Slurm(flag=False)
+    slurm.answers = [UnclearError("sbatch lost its connection")]
+    begin(layout, slurm, monkeypatch)
+    assert list(slurm.queue) == ["13"] and len(after(layout)) == 1
+    write_json(layout.done, {"schema_version": 1})
+    assert end(layout, slurm).action == "done"
+    assert slurm.queue == {}
+
+
+def test_a_finished_run_cancels_the_successor_of_which_a_record_alone_tells(make, monkeypatch):
+    """Queued by an older ftslurm, or while the disk was full."""
+    layout, slurm = make("requeue"), Slurm(flag=False)
+    begin(layout, slurm, monkeypatch)
+    layout.successor_asked.unlink()
+    write_json(layout.done, {"schema_version": 1})
+    assert end(layout, slurm).action == "done"
+    assert slurm.queue == {}
+
+
+def test_that_a_successor_is_asked_for_is_durable_before_it_is(make, monkeypatch):
+    layout, slurm = make(), Slurm()
+    synced = []
+    monkeypatch.setattr("ftslurm.files.fsync_folder", synced.append)
+
+    class Cut(Exception):
+        """The batch node dies in sbatch."""
+
+    def dies(arguments):
+        assert layout.successor_asked.exists() and layout.submit in synced
+        raise Cut
+
+    monkeypatch.setattr(slurm, "sbatch", dies)
+    with pytest.raises(Cut):
+        begin(layout, slurm, monkeypatch)
+
+
 def test_giving_way_is_on_record_before_it_is_done(make, monkeypatch):
     layout, slurm = make("requeue"), Slurm(requeues=NO_SCONTROL, preempted=True)
     begin(layout, slurm, monkeypatch)

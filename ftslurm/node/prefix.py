@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from ftslurm.errors import warn
+from ftslurm.parent import die_with_parent
 from ftslurm.run.process_stat import children_by_parent
-from ftslurm.scheduler.process import ProcessName, die_with_parent
+from ftslurm.scheduler.process import ProcessName
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 _WAITED = {*FORWARDED, signal.SIGCHLD}

@@ -26,12 +26,12 @@ from ftslurm.health.pairwise import CPU_LIMITS, GPU_LIMITS
 from ftslurm.node.leave_word import leave_word
 from ftslurm.node.preflight_lines import parse
 from ftslurm.node.preflight_report import NAMED, Heard, Report, report
+from ftslurm.parent import die_with_parent
 from ftslurm.run.attempts import append_event, read_attempt
 from ftslurm.run.gpu_request import ranks_use_gpus
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import stop_flag
 from ftslurm.run.record import read_record
-from ftslurm.scheduler.process import die_with_parent
 
 DEADLINE_S = 300.0
 """Of the whole. What its parts may take is in train/preflight.py."""

@@ -41,8 +41,8 @@ from ftslurm.node.standby_link import (
     likeness,
     send,
 )
+from ftslurm.parent import die_with_parent
 from ftslurm.run.rank import STOP_SIGNALS, stop_flag
-from ftslurm.scheduler.process import die_with_parent
 
 _BIND_PATIENCE_S = 10.0
 """A requeued job may meet the standby of its former start, which is about to end."""

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from ftslurm.errors import RANK_STOPPED, RunError
 from ftslurm.files import best_effort, write_json
 from ftslurm.recovery.actions import STOP
-from ftslurm.recovery.next_job import leave
 from ftslurm.recovery.own_job import OwnJob, has_given_way
-from ftslurm.recovery.policy import CAUSE_STANDSTILL
-from ftslurm.recovery.recover import outlive_requeue, recover
-from ftslurm.recovery.standstill import why_it_stands_still
 from ftslurm.recovery.successor import (
     is_persons_word,
     note_own_job,
@@ -32,6 +28,12 @@ def admit(job: OwnJob, environ: Mapping[str, str]) -> None:
         raise RunError(f"job {job.job_id} has given way to the run's next job, and leaves")
     if is_persons_word(job):
         return
+    # Not loaded for a run's first claim, which needs nothing that decides.
+    from ftslurm.recovery.next_job import leave
+    from ftslurm.recovery.policy import CAUSE_STANDSTILL
+    from ftslurm.recovery.recover import outlive_requeue, recover
+    from ftslurm.recovery.standstill import why_it_stands_still
+
     newest = claimed_numbers(job.layout)[-1]
     why = reason_to_leave(job)
     if why is not None and order_to_act_on(job.layout, newest):
@@ -54,10 +56,15 @@ def admit(job: OwnJob, environ: Mapping[str, str]) -> None:
 
 
 def put_on_record(job: OwnJob, number: int, cause: str, reason: str) -> None:
-    """The run stops, and it is told with its newest attempt."""
+    """The run stops, and it is told with its newest attempt, and to whom recovery.on_event says."""
     paths = job.layout.attempt(number)
     decided = {"action": STOP, "cause": cause, "reason": reason}
     with best_effort("not in the journal"):
         record = {**read_decision(paths), "schema_version": 1, **decided, "decided_at": job.now()}
         write_json(paths.decision_json, record)
         append_event(paths, "decided", now=job.now, **decided)
+    rules = job.record.spec.recovery
+    if rules.on_event or rules.on_event_url:
+        from ftslurm.recovery.on_event import STOPPED, tell
+
+        tell(job.layout, job.record, number, [STOPPED], decided, now=job.now)

@@ -40,6 +40,8 @@ class Word:
     """Nothing is known of these: the node answers, its agent does not."""
     held: Mapping[str, str] = field(default_factory=dict)
     """Those among `lost` on whose GPUs processes of an earlier attempt have memory now -> which."""
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What nodes have told of what they are, as likeness.Kind; those that are lost too."""
 
     @property
     def is_hasty(self) -> bool:
@@ -71,7 +73,8 @@ def look(job: OwnJob, attempt: int) -> Word:
             # Too busy to answer in time, perhaps: no fault of the node yet.
             lost.setdefault(name, "has not said that it is clean of earlier attempts")
     doubtful = frozenset(name for name in words if words[name] == "gone")
-    return Word(lost, unreachable, doubtful, held)
+    kinds = {name: of["kind"] for name, of in states.items() if of.get("kind")}
+    return Word(lost, unreachable, doubtful, held, kinds)
 
 
 def _held_in_looks(job: OwnJob, attempt: int, nodes: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -39,8 +39,8 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RESUBMIT, read_record
 from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
-from ftslurm.scheduler import open_scheduler, read_end_time
-from ftslurm.scheduler.protocol import Scheduler
+from ftslurm.scheduler import open_scheduler
+from ftslurm.scheduler.protocol import Scheduler, Terms
 
 if TYPE_CHECKING:
     from ftslurm.recovery.exclusion import Placement
@@ -89,7 +89,7 @@ def claim_attempt(
         return "done"
     # Not loaded to say `done`, nor for a word of help.
     from ftslurm.recovery.admission import admit
-    from ftslurm.recovery.allocation import find_place, give_back
+    from ftslurm.recovery.allocation import find_place, give_back, tell_of_given_up
     from ftslurm.recovery.ask_agents import tell_begin
     from ftslurm.recovery.keep_out import remember_last
     from ftslurm.recovery.own_job import OwnJob
@@ -106,6 +106,7 @@ def claim_attempt(
 
         remember_roots_word(own_job)
     here = find_place(own_job, environ)
+    tell_of_given_up(own_job, environ)
     if not here.serves:
         give_back(own_job, here)
         return "requeued"
@@ -115,9 +116,10 @@ def claim_attempt(
     adopted = adoptable(layout, before=decision.get("restore_before"))
     attempt = _claim(own_job, environ, here, adopted)
     port = choose_port(f"{own_job.job_id} {attempt.number}")
-    _note(layout, attempt, port)
-    _queue_successor(own_job)
-    stop_at = _stop_at(cluster, scheduler, environ)
+    _note(layout, attempt, port, here.doubts)
+    terms = scheduler.terms(environ)
+    _queue_successor(own_job, terms)
+    stop_at = _stop_at(cluster, terms)
     tell_begin(own_job, attempt)
     count = (attempt.world_size or 0) // cluster.tasks_per_node
     line = f"go {attempt.number} {address} {port} {stop_at} {','.join(attempt.nodes)} {count}"
@@ -156,6 +158,8 @@ def _note_skip(layout: RunLayout, steps: Optional[Sequence[int]]) -> None:
 def _claim(
     job: OwnJob, environ: Mapping[str, str], here: Placement, adopted: list[AdoptedStep]
 ) -> Attempt:
+    from ftslurm.recovery.node_kinds import to_rows
+
     cluster = job.record.spec.cluster
     # This machine stands for all nodes of a local run.
     count = cluster.nodes if job.scheduler.name == "local" else len(here.ranks_on)
@@ -171,32 +175,33 @@ def _claim(
             adopted=adopted,
             spares=here.spares,
             excluded=here.left_out,
+            kinds=to_rows(here.kinds),
             tasks_per_node=cluster.tasks_per_node,
             world_size=count * cluster.tasks_per_node,
         ),
     )
 
 
-def _queue_successor(job: OwnJob) -> None:
+def _queue_successor(job: OwnJob, terms: Terms) -> None:
     """Queued before anything can go wrong: a dead batch node, or a KILL, leaves the run with a next
     job. Also where it is Slurm that would not queue this job again, whatever the run asked for."""
-    from ftslurm.recovery.successor import ensure_successor
+    if job.record.continue_by != RESUBMIT and terms.may_requeue is not False:
+        return
+    from ftslurm.recovery.successor import ensure_successor  # late: few runs have one
 
     try:
-        if (
-            job.record.continue_by != RESUBMIT
-            and job.scheduler.may_requeue(job.job_id) is not False
-        ):
-            return
-        if not job.scheduler.controller_alive():
+        if not terms.are_known:
             raise SchedulerError("slurmctld does not answer")
         ensure_successor(job, give_up=lambda: True)
     except SchedulerError as error:
         warn(f"the run's next job is not queued yet, it will be when this attempt ends: {error}")
 
 
-def _note(layout: RunLayout, attempt: Attempt, port: int) -> None:
+def _note(layout: RunLayout, attempt: Attempt, port: int, doubts: Sequence[str]) -> None:
     """A journal that cannot be written (disk full) costs its line, not the attempt."""
+    for doubt in doubts:
+        warn(doubt)
+    more: dict[str, Any] = {"doubts": list(doubts)} if doubts else {}
     with best_effort("not in the journal"):
         append_event(
             layout.attempt(attempt.number),
@@ -206,6 +211,7 @@ def _note(layout: RunLayout, attempt: Attempt, port: int) -> None:
             nodes=attempt.nodes,
             port=port,
             adopted=[item.step for item in attempt.adopted],
+            **more,
         )
 
 
@@ -218,13 +224,12 @@ def _master_address(cluster: ClusterSpec, scheduler: Scheduler, nodes: list[str]
     return scheduler.master_address(nodes)
 
 
-def _stop_at(cluster: ClusterSpec, scheduler: Scheduler, environ: Mapping[str, str]) -> int:
+def _stop_at(cluster: ClusterSpec, terms: Terms) -> int:
     """UTC seconds at which the warn signal is due; 0 when the end of the job is not known.
 
     Slurm sends it once, to the job steps that run then: between two attempts it reaches nobody.
     """
-    end_at = read_end_time(scheduler, environ)
-    return 0 if end_at is None else int(end_at - cluster.signal_lead_s)
+    return 0 if terms.end_at is None else int(terms.end_at - cluster.signal_lead_s)
 
 
 def adoptable(layout: RunLayout, *, before: Optional[int] = None) -> list[AdoptedStep]:

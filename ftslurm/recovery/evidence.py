@@ -284,7 +284,7 @@ def _last_step(
 
 def _agents(paths: AttemptLayout) -> dict[str, Any]:
     try:
-        return read_json(paths.root / "agents.json")
+        return read_json(paths.agents_json)
     except (FileNotFoundError, FormatError):
         return {}
 

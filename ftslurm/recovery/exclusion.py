@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Optional
 
+from ftslurm.recovery.likeness import Kind, crew_of, fill
 from ftslurm.run.node_memory import BY_PERSON, EXCLUDED, FAULT, READMITTED, RETURNED, NodeEvent
 from ftslurm.run.spec import ClusterSpec, RecoverySpec
 
@@ -42,6 +44,11 @@ class Placement:
     """Node -> why no rank runs on it."""
     why_not: str = ""
     """Why the allocation cannot serve."""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """What is known of its nodes, where spares are to match."""
+    doubts: list[str] = field(default_factory=list)
+    """In sentences: nodes that are unlike the others and serve, as there are no other ones, and
+    spares that do and of which it is not known."""
 
     @property
     def serves(self) -> bool:
@@ -136,25 +143,38 @@ def place(
     least: int,
     unusable: Mapping[str, str],
     faults: Mapping[str, int],
+    kinds: Optional[Mapping[str, Kind]] = None,
+    gpus: Optional[int] = None,
 ) -> Placement:
     """`nodes`: of the allocation; `unusable`: node -> why; `faults`: of nodes that may be used,
-    which a spare is preferred to. Fewer than `wanted` only where there is nothing left."""
+    which a spare is preferred to; `kinds`, `gpus`: see likeness.py. Fewer than `wanted` only where
+    there is nothing left that matches."""
+    kinds = kinds or {}
     left_out = {node: unusable[node] for node in nodes if node in unusable}
     usable = [node for node in nodes if node not in unusable]
     if nodes[0] in unusable:
         why = f"{nodes[0]}, where the batch script runs, {unusable[nodes[0]]}"
-        return Placement([], left_out=left_out, why_not=why)
-    if len(usable) < least:
-        why = f"{len(usable)} of its nodes can be used, {least} are needed"
+        return Placement([], left_out=left_out, why_not=why, kinds=kinds)
+    crew = crew_of(nodes, wanted, kinds, gpus)
+    filled = fill(crew, usable, kinds, gpus, faults)
+    for node, why in filled.unlike.items():
+        left_out[node] = f"can stand in for none of the others: {why}"
+    chosen = [node for node in usable if node in filled.chosen]
+    if len(chosen) < least:
+        why = f"{len(chosen)} of its nodes can be used, {least} are needed"
         told = "".join(f"; {node} {reason}" for node, reason in left_out.items())
-        return Placement([], left_out=left_out, why_not=why + told)
-    first, *others = usable
-    best = sorted(others, key=lambda node: faults.get(node, 0))  # stable: the allocation's order
-    chosen = {first, *best[: wanted - 1]}
+        return Placement([], left_out=left_out, why_not=why + told, kinds=kinds)
+    odd = [
+        f"node {node} is unlike the others ({why}), and no other node can be used"
+        for node, why in crew.odd.items()
+        if node in chosen
+    ]
     return Placement(
-        ranks_on=[node for node in usable if node in chosen],
-        spares=[node for node in usable if node not in chosen],
+        ranks_on=chosen,
+        spares=[node for node in usable if node not in chosen and node not in left_out],
         left_out=left_out,
+        kinds=kinds,
+        doubts=odd + filled.doubts,
     )
 
 

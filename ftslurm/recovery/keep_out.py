@@ -9,7 +9,7 @@ the claim of the next attempt looks at its nodes before any rank starts.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from ftslurm.diagnosis.causes import NODE_FAULTS
 from ftslurm.errors import SchedulerError, UsageError, warn
@@ -26,7 +26,9 @@ from ftslurm.recovery.exclusion import (
     too_many,
     troubles,
 )
+from ftslurm.recovery.likeness import Kind
 from ftslurm.run.attempts import claimed_numbers, read_decision
+from ftslurm.run.gpu_request import ranks_use_gpus
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.node_memory import (
     BY_PERSON,
@@ -36,6 +38,7 @@ from ftslurm.run.node_memory import (
     note_node,
     read_node_events,
 )
+from ftslurm.run.spec import ClusterSpec
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.protocol import NodeNeed, Site
 
@@ -69,6 +72,17 @@ def remember(layout: RunLayout, number: int, decision: Mapping[str, Any]) -> Non
 def known_exclusions(job: OwnJob) -> dict[str, str]:
     """Node -> why no attempt of the run is placed on it, by what is known of it."""
     return _told(_exclusions(job))
+
+
+def given_up_since(job: OwnJob, attempt: int) -> dict[str, str]:
+    """Node -> why: kept out by what became known after the decision on `attempt`, as by root's look
+    at the node, or by a node that does not answer when the next attempt is claimed."""
+    decided = read_decision(job.layout.attempt(attempt)).get("exclude") or ()
+    return {
+        one.node: one.why
+        for one in _exclusions(job)
+        if one.attempt == attempt and one.node not in decided
+    }
 
 
 def settle_exclusions(job: OwnJob) -> dict[str, str]:
@@ -134,10 +148,14 @@ def _serving(job: OwnJob) -> set[str]:
     cluster = job.record.spec.cluster
     site = Site.from_dict(job.record.site) if job.record.site else None
     partition = cluster.partition or (site.default_partition if site else None)
-    gpus = cluster.gpus_per_node or cluster.gpus_per_task * cluster.tasks_per_node
-    need = NodeNeed(cluster.constraint or "", gpus, cluster.mem or "")
+    need = NodeNeed(cluster.constraint or "", _gpus_of_node(cluster), cluster.mem or "")
     serving = job.scheduler.serving_nodes(partition, need)
     return set(serving or ()) - _by_person(job)
+
+
+def _gpus_of_node(cluster: ClusterSpec) -> int:
+    """0: the job's options that we do not read may ask for some."""
+    return cluster.gpus_per_node or cluster.gpus_per_task * cluster.tasks_per_node
 
 
 def _told(exclusions: Sequence[Exclusion]) -> dict[str, str]:
@@ -148,10 +166,12 @@ def placement(
     job: OwnJob,
     nodes: Sequence[str],
     unusable: Mapping[str, str],
+    *,
     doubtful: Collection[str] = (),
+    kinds: Optional[Mapping[str, Kind]] = None,
 ) -> Placement:
     """Where in this allocation an attempt may run. `unusable`: node -> why; a spare is preferred to
-    a `doubtful` node, and to one that has ever had a fault."""
+    a `doubtful` node, and to one that has ever had a fault; `kinds`: by which it has to match."""
     cluster, recovery = job.record.spec.cluster, job.record.spec.recovery
     faults = troubles(read_node_events(job.layout))
     return place(
@@ -160,6 +180,8 @@ def placement(
         least=least_nodes(cluster, recovery),
         unusable=unusable,
         faults={node: faults.get(node, 0) + (node in doubtful) for node in nodes},
+        kinds=kinds,
+        gpus=_gpus_of_node(cluster) if ranks_use_gpus(job.record.spec) else None,
     )
 
 

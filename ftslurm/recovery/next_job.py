@@ -16,7 +16,7 @@ from typing import Callable, Optional
 from ftslurm import faults
 from ftslurm.diagnosis.causes import NODE
 from ftslurm.errors import SchedulerError, warn
-from ftslurm.files import best_effort
+from ftslurm.files import best_effort, is_listed
 from ftslurm.recovery.actions import DONE, ENDED, PAUSED, REQUEUED, RESTART, STOP
 from ftslurm.recovery.ask_agents import look
 from ftslurm.recovery.case import Decision, Evidence
@@ -28,10 +28,12 @@ from ftslurm.recovery.keep_out import (
     remember,
     settle_exclusions,
 )
+from ftslurm.recovery.node_kinds import known_kinds
 from ftslurm.recovery.own_job import GAVE_WAY, OwnJob
 from ftslurm.recovery.policy import CAUSE_FORGOTTEN
 from ftslurm.recovery.successor import cancel_successors, ensure_successor, queue_beside
 from ftslurm.run.attempts import STOPPED, append_event, claimed_numbers
+from ftslurm.run.jobs import BY_BATCH, read_jobs
 from ftslurm.run.record import REQUEUE
 from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.sbatch import RefusedError
@@ -72,9 +74,13 @@ def _unless_it_cannot_serve(
 ) -> Decision:
     """A restart in place is none where too few nodes of this allocation may still be used."""
     excluded = known_exclusions(job)
-    if not excluded or placement(job, job.scheduler.nodes(environ), excluded).serves:
+    if not excluded:
         return decision
-    here = placement(job, job.scheduler.nodes(environ), settle_exclusions(job))
+    nodes = job.scheduler.nodes(environ)
+    kinds = known_kinds(job, nodes, look(job, 0).kinds if job.record.spec.cluster.spares else {})
+    if placement(job, nodes, excluded, kinds=kinds).serves:
+        return decision
+    here = placement(job, nodes, settle_exclusions(job), kinds=kinds)
     if here.serves:  # there are too few nodes for another job
         return decision
     said = f"this allocation cannot serve: {here.why_not}"
@@ -253,10 +259,11 @@ def _pause(job: OwnJob, evidence: Evidence, decision: Decision, amend: Amend) ->
 
 def leave(job: OwnJob, action: str) -> None:
     """The run ends with this job: nothing of it may be left in the queue, or come back to it."""
-    try:
-        cancel_successors(job)
-    except SchedulerError as error:
-        warn(f"a successor may be left, it leaves when it starts: {error}")
+    if action != DONE or _may_have_successor(job):
+        try:
+            cancel_successors(job)
+        except SchedulerError as error:
+            warn(f"a successor may be left, it leaves when it starts: {error}")
     # A finished run that Slurm queues once more finds DONE, and its job still ends COMPLETED, which
     # others may wait for (afterok).
     if action == DONE or job.record.continue_by != REQUEUE:
@@ -268,6 +275,16 @@ def leave(job: OwnJob, action: str) -> None:
         job.scheduler.forbid_requeue(job.job_id)
     except SchedulerError as error:
         warn(f"Slurm may queue the job again, cancel it then: {error}")
+
+
+def _may_have_successor(job: OwnJob) -> bool:
+    """Most finished runs never asked for one, and what a person has queued finds DONE."""
+    if any(one.queued_by == BY_BATCH for one in read_jobs(job.layout)):
+        return True
+    try:
+        return is_listed(job.layout.successor_asked)
+    except OSError:
+        return True
 
 
 def _changed(decision: Decision, action: str, said: str, amend: Amend) -> Decision:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional
 
 from ftslurm.diagnosis.causes import (
     CANCELLED_ADMIN,
     CANCELLED_USER,
+    CODE,
     NODE,
     PREEMPTED,
     STRAGGLER,
     TIME_LIMIT,
+    UNKNOWN,
 )
 from ftslurm.errors import RANK_NEVER_RETRY
 from ftslurm.recovery import budgets
@@ -33,6 +36,9 @@ from ftslurm.run.attempts import FAILED, FINISHED, STOPPED, Outcome
 from ftslurm.run.control import PAUSE
 from ftslurm.run.spec import RecoverySpec
 
+if TYPE_CHECKING:
+    from ftslurm.diagnosis.finding import Finding
+
 # Causes of its own, beside those of causes.py: the class of what ended the attempt.
 CAUSE_FINISHED = "finished"
 CAUSE_ASKED = "asked_to_leave"
@@ -46,6 +52,8 @@ CAUSE_FORGOTTEN = "start_forgotten"
 CAUSE_STANDSTILL = "standstill"
 
 _CANCELLED = frozenset({CANCELLED_USER, CANCELLED_ADMIN})
+_SAY_NO_MORE = _CANCELLED | {CODE, UNKNOWN, PREEMPTED, TIME_LIMIT}
+"""Of an attempt that no retry can mend."""
 
 
 def decide(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> Decision:
@@ -128,7 +136,7 @@ def _by_outcome(
     if _never_retry(evidence):
         return Decision(
             STOP,
-            CAUSE_NEVER_RETRY,
+            _cause_of_no_retry(evidence.finding),
             f"the same start would fail the same way: {what_failed(evidence)}; mend the cause and "
             "submit again",
         )
@@ -139,6 +147,13 @@ def _by_outcome(
     if finding is not None and finding.cause in _CANCELLED and finding.confidence >= budgets.SURE:
         return Decision(STOP, finding.cause, f"{finding.sentence}; submit again if that was wrong")
     return _after_failure(history, evidence, rules)
+
+
+def _cause_of_no_retry(finding: Optional[Finding]) -> str:
+    """The rank's word says that a retry is of no use, what was found says why."""
+    if finding is None or finding.confidence < budgets.SURE or finding.cause in _SAY_NO_MORE:
+        return CAUSE_NEVER_RETRY
+    return finding.cause
 
 
 def _after_order(evidence: Evidence, outcome: Outcome) -> Decision:

@@ -76,7 +76,7 @@ def resume_point(evidence: Evidence) -> str:
 
 
 def _from_step(step: Optional[int]) -> str:
-    return "begins at step 0" if step is None else f"goes on from step {step}"
+    return "begins at step 0" if step is None else f"is to go on from step {step}"
 
 
 def how_often(failures: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError, warn
-from ftslurm.files import best_effort
+from ftslurm.files import best_effort, write_atomic
 from ftslurm.recovery.actions import ENDED, STOP
 from ftslurm.recovery.keep_out import keep_out_of_waiting, settle_exclusions
 from ftslurm.recovery.own_job import OwnJob, noted_ways
@@ -208,6 +208,8 @@ def _queue(job: OwnJob, *, waits: bool = True, without: Sequence[str] = ()) -> s
         after = f"singleton,{after}"
     # Of two --dependency the last one holds.
     arguments = [*options, *([f"--dependency={after}"] if waits else []), script]
+    with best_effort("that a successor is asked for is not on record"):
+        write_atomic(job.layout.successor_asked, b"")
     job_id = job.submit(with_excluded(arguments, sorted({*settle_exclusions(job), *without})))
     _note(job, job_id)
     return job_id

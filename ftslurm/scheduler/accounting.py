@@ -30,6 +30,7 @@ FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "Reason", "FailedNode", 
 
 _NODE_NAME = re.compile(r"^NodeName=(\S+)")
 _STATE = re.compile(r"\bState=(\S+)")
+_GRES = re.compile(r"\sGres=(\S+)")
 _REASON = re.compile(r"\bReason=(.*?)(?: \[([^\[\]\s@]+)@(\S+?)\])?\s*$")
 
 
@@ -42,6 +43,8 @@ class NodeState:
     """Empty: none is set."""
     reason_at: Optional[float]
     """UTC seconds at which the reason was set."""
+    gres: str = ""
+    """`gpu:h100:8(S:0-1),nic:2`; empty: it has none."""
 
 
 def read_runs(
@@ -113,12 +116,13 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
         name, state = _NODE_NAME.search(line), _STATE.search(line)
         if name is None or state is None:
             continue
-        reason = _REASON.search(line)
+        reason, gres = _REASON.search(line), _GRES.search(line)
         found[name[1]] = NodeState(
             name[1],
             state[1],
             reason[1].strip() if reason else "",
             at(reason[3] or "") if reason else None,
+            "" if gres is None or gres[1] == "(null)" else gres[1],
         )
     return found
 

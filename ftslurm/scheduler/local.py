@@ -20,14 +20,15 @@ from typing import Callable, Optional
 
 from ftslurm import __version__
 from ftslurm.errors import SchedulerError
+from ftslurm.parent import die_with_parent
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import parse_time_s
 from ftslurm.scheduler import local_state
 from ftslurm.scheduler.launch import KILL_WAIT_S
 from ftslurm.scheduler.local_state import CANCEL, HOLD, REQUEUE, LocalJob, read_job, write_job
-from ftslurm.scheduler.process import ProcessName, die_with_parent
-from ftslurm.scheduler.protocol import UNKNOWN, JobState, NodeNeed, QueuedJob, Site
+from ftslurm.scheduler.process import ProcessName
+from ftslurm.scheduler.protocol import UNKNOWN, JobState, NodeNeed, QueuedJob, Site, Terms
 
 REQUEUE_DELAY_S = 1.0
 _TICK_S = 0.1
@@ -119,6 +120,9 @@ class LocalScheduler:
         if not self.job_state(job_id).is_waiting:
             raise SchedulerError(f"job {job_id} does not wait, it cannot be released")
         local_state.take_back(self._layout(), HOLD)
+
+    def terms(self, environ: Mapping[str, str]) -> Terms:
+        return Terms(may_requeue=True, end_at=self.end_time(self.own_job_id(environ)))
 
     def may_requeue(self, job_id: str) -> Optional[bool]:
         return True

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Optional
 
+from ftslurm.parent import die_with_parent, tie_to_parent
 from ftslurm.run.layout import RunLayout
 from ftslurm.scheduler.local_state import write_ranks
-from ftslurm.scheduler.process import die_with_parent, tie_to_parent
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 

@@ -1,20 +1,15 @@
-"""Processes named safely and tied to their parent: for the local scheduler (Linux).
+"""Processes named safely: for the local scheduler (Linux).
 
 A process is its pid and its start time, so that a pid used again is never taken for the old one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from ftslurm.run.process_stat import process_stat
-
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -46,23 +41,3 @@ class ProcessName:
         except ProcessLookupError:
             return False
         return True
-
-
-def tie_to_parent() -> None:
-    """From here on this process is killed when its parent ends."""
-    parent = os.getppid()
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def die_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """A preexec_fn: the child gets signal `number` when the thread that started it ends."""
-    parent = os.getpid()
-
-    def set_death_signal() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # it died before the call above
-            os._exit(1)
-
-    return set_death_signal

@@ -99,6 +99,21 @@ class JobState:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """On which a job runs, as a scheduler says them now. None: nobody can say just now."""
+
+    may_requeue: Optional[bool] = None
+    """Whether the scheduler would queue the job again, by itself or when asked."""
+    end_at: Optional[float] = None
+    """UTC seconds at which the job will be ended; None also where it has no limit."""
+
+    @property
+    def are_known(self) -> bool:
+        """The scheduler has answered."""
+        return self.may_requeue is not None
+
+
+@dataclass(frozen=True)
 class QueuedJob:
     """A job that waits."""
 
@@ -145,10 +160,10 @@ class Site:
     """A job's QOS says how it makes room, and its partition nothing (preempt/qos)."""
     qos_grace_s: dict[str, int] = field(default_factory=dict)
     qos_preempt_mode: dict[str, str] = field(default_factory=dict)
+    """The same by QOS; empty where they do not count, or accounting does not tell."""
     default_qos: dict[str, str] = field(default_factory=dict)
     """Account -> QOS of the user's jobs that name none; under an empty name of those that name no
     account either. As far as it is told."""
-    """The same by QOS; empty where they do not count, or accounting does not tell."""
     max_time_s: dict[str, Optional[int]] = field(default_factory=dict)
     """Partition -> longest limit; None: unlimited."""
     expedited_requeue: bool = False
@@ -157,6 +172,8 @@ class Site:
     """Exit codes of the batch script after which Slurm requeues by itself."""
     requeue_exit_hold: list[int] = field(default_factory=list)
     """Exit codes of the batch script after which Slurm requeues and holds."""
+    array_size: Optional[int] = None
+    """MaxArraySize, one above the highest index of a task in an array; None: not told."""
     findings: list[str] = field(default_factory=list)
     """Sentences about settings that work against a run here, for the person who submits."""
 
@@ -227,6 +244,9 @@ class Scheduler(Protocol):
     def release(self, job_id: str) -> None:
         """Let a held job start. SchedulerError: refused (a job that Slurm itself has held is an
         operator's to release), or no answer."""
+
+    def terms(self, environ: Mapping[str, str]) -> Terms:
+        """Of the job we run in, in one question; nothing in them where there is no answer."""
 
     def may_requeue(self, job_id: str) -> Optional[bool]:
         """Whether the scheduler would queue this job again, by itself or when asked; None: nobody

@@ -36,6 +36,7 @@ ASK_S = 30.0
 
 ANSWER_S = 120.0
 """For each row of the table: sacct sorts all of them before it prints the first."""
+_TELLS_OF_PRIVATE_DATA = (24, 11)
 _TIME_REFUSED = "Invalid time specification"
 
 _SHOWN = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
@@ -157,10 +158,37 @@ def _filters(query: Query) -> list[str]:
     return [*who, f"--starttime={query.since}", f"--endtime={query.until}"]
 
 
-def _why(said: str) -> str:
+def _last_line(said: str) -> str:
+    """The one that ended it, behind all that it tried."""
     lines = [line for line in said.splitlines() if line.strip()]
-    told = lines[-1].strip() if lines else "it gave no reason"
+    return lines[-1].strip() if lines else "it gave no reason"
+
+
+def _why(said: str) -> str:
+    told = _last_line(said)
     return f"sacct has no answer ({told}); see `scontrol show config | grep AccountingStorage`"
+
+
+def sees_others(user: str, *, run: Runner = run_command) -> Optional[bool]:
+    """Whether sacct tells `user` of everybody's jobs; None: nobody says. With PrivateData=jobs in
+    slurmdbd.conf (that of slurm.conf is slurmctld's) it leaves others' out without a word, but for
+    operators; a coordinator sees those of the account. sacctmgr tells of it as of 22.05 and 24.11;
+    that of 26.05.5 prints `none` whatever is set (seen)."""
+    of = ["sacctmgr", "--noheader", "--parsable2", "show"]
+    shown = run([*of, "config"], ASK_S).stdout
+    # sacctmgr's own come first, which are slurm.conf's; slurmdbd's last.
+    words = re.findall(r"^PrivateData\s*=(.*)$", shown, re.MULTILINE)
+    version = re.search(r"^SLURMDBD_VERSION\s*= (\d+)\.(\d+)", shown, re.MULTILINE)
+    if not words or version is None:
+        return None
+    are_hidden = "jobs" in words[-1].strip().split(",")
+    is_told = are_hidden or (int(version[1]), int(version[2])) <= _TELLS_OF_PRIVATE_DATA
+    if is_told and not are_hidden:
+        return True
+    level = run([*of, "user", user, "format=AdminLevel"], ASK_S).stdout.strip()
+    if level in ("Operator", "Administrator"):
+        return True
+    return False if is_told else None
 
 
 def jobs_without_accounting(query: Query, *, run: Runner = run_command) -> list[JobRun]:
@@ -169,7 +197,7 @@ def jobs_without_accounting(query: Query, *, run: Runner = run_command) -> list[
     argv = ["scontrol", "--oneliner", "show", "job"]
     done = run(argv, ASK_S)
     if done.rc != 0 and "No jobs" not in done.stdout + done.stderr:
-        raise SchedulerError(f"`{' '.join(argv)}` failed: {done.stderr.strip()[-300:]}")
+        raise SchedulerError(f"`{' '.join(argv)}` failed: {_last_line(done.stderr)}")
     runs = filter(None, map(parse_shown_job, done.stdout.splitlines()))
     wanted = set(query.jobs)
     return [

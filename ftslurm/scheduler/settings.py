@@ -115,8 +115,13 @@ def with_qos(site: Site, config: Mapping[str, str], *, run: Runner = run_command
         site,
         qos_grace_s={name: one.grace_s for name, one in known.items()},
         qos_preempt_mode={name: mode_of_qos(known, name, of_cluster) for name in known},
-        default_qos=read_default_qos(config["ClusterName"], _user(), run=run),
+        default_qos=own_default_qos(config, run=run),
     )
+
+
+def own_default_qos(config: Mapping[str, str], *, run: Runner = run_command) -> dict[str, str]:
+    """read_default_qos of whoever asks."""
+    return read_default_qos(config.get("ClusterName", ""), _user(), run=run)
 
 
 def _user() -> str:

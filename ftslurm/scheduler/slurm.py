@@ -7,6 +7,7 @@ waits for a controller that is away.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -25,12 +26,14 @@ from ftslurm.scheduler.protocol import (
     QueuedJob,
     RequeueImpossible,
     Site,
+    Terms,
 )
 from ftslurm.scheduler.slurm_parse import (
     JOB_FORMAT,
     JOBS_FORMAT,
     NODE_FORMAT,
     QUEUED_FORMAT,
+    TERMS_FORMAT,
     parse_config,
     parse_end_time,
     parse_job,
@@ -38,6 +41,7 @@ from ftslurm.scheduler.slurm_parse import (
     parse_queued,
     parse_serving,
     parse_site,
+    parse_terms,
 )
 
 TIMEOUT_S = 60.0
@@ -253,8 +257,21 @@ class SlurmScheduler:
     def release(self, job_id: str) -> None:
         self._checked(["scontrol", "release", job_id])
 
+    def terms(self, environ: Mapping[str, str]) -> Terms:
+        from ftslurm.scheduler.job_end import id_alone  # late: it is built on this module
+
+        return self._terms(id_alone(environ))
+
+    def _terms(self, job_id: str) -> Terms:
+        # No ranks run while this is asked: one that is busy is waited for, one that is away is not.
+        terms = parse_terms(self._field(job_id, TERMS_FORMAT, PING_TIMEOUT_S))
+        with contextlib.suppress(SchedulerError):
+            if not terms.are_known and self.controller_alive():
+                terms = parse_terms(self._field(job_id, TERMS_FORMAT))
+        return terms
+
     def may_requeue(self, job_id: str) -> Optional[bool]:
-        return {"0": False, "1": True}.get(self._field(job_id, "Requeue"))
+        return self._terms(job_id).may_requeue
 
     def forbid_requeue(self, job_id: str) -> None:
         self._checked(["scontrol", "update", f"jobid={job_id}", "Requeue=0"])
@@ -346,17 +363,19 @@ class SlurmScheduler:
         text = self._field(job_id, "RestartCnt")
         return int(text) if text.isdigit() else None
 
-    def _field(self, job_id: str, name: str) -> str:
-        """One field of squeue's; empty when it cannot be had."""
+    def _field(self, job_id: str, name: str, timeout_s: float = TIMEOUT_S) -> str:
+        """One field of squeue's, or some of them; empty when they cannot be had."""
         try:
-            done = self._squeue(job_id, f"--Format={name}")
+            done = self._squeue(job_id, f"--Format={name}", timeout_s)
         except SchedulerError:
             return ""
         return done.stdout.strip() if done.rc == 0 else ""
 
-    def _squeue(self, job_id: str, form: str = f"--format={JOB_FORMAT}") -> Completed:
+    def _squeue(
+        self, job_id: str, form: str = f"--format={JOB_FORMAT}", timeout_s: float = TIMEOUT_S
+    ) -> Completed:
         argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", form]
-        return self._run(argv, TIMEOUT_S)
+        return self._run(argv, timeout_s)
 
     def _checked(self, argv: list[str]) -> str:
         return checked(self._run, argv, TIMEOUT_S)

@@ -19,15 +19,17 @@ from ftslurm.scheduler.protocol import (
     NodeNeed,
     QueuedJob,
     Site,
+    Terms,
 )
 
 Version = tuple[int, int, int]
 
+_DEFAULT_ARRAY_SIZE = 1001
+
 _VERSION = re.compile(r"\b(\d{2})\.(\d{2})(?:\.(\d+))?")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
 _SECONDS = re.compile(r"(\d+)\s*(?:sec)?")
-# The last number counts: a type may begin with one (`gpu:1g.10gb:7`, MIG).
-_GPU_COUNT = re.compile(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d+)(?=[,(]|$)")
+_SOCKETS = re.compile(r"\([^()]*\)")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
@@ -39,6 +41,9 @@ JOBS_FORMAT = f"%i|{JOB_FORMAT}"
 
 QUEUED_FORMAT = "%i|%E|%o"
 """squeue -o: job id, what it waits for, path of its script; only the last may hold a `|`."""
+
+TERMS_FORMAT = "Requeue:4,EndTime:24"
+"""squeue -O, which alone has Requeue: the fields padded to these widths."""
 
 NODE_FORMAT = "%N|%T|%f|%G|%m"
 """sinfo -N -o: name, state, features, gres, memory in MB."""
@@ -105,15 +110,24 @@ def parse_serving(text: str, need: NodeNeed) -> list[str]:
         name, state, features, gres, has_mb = [*line.strip().split("|"), "", "", "", ""][:5]
         word = state.rstrip("*~#!%$@^-+")
         is_away = word in _OUT_OF_SERVICE or "*" in state or "$" in state
-        has_all = wanted <= set(features.split(",")) and _gpus(gres) >= need.gpus
+        gpus = sum(gpus_by_type(gres).values())
+        has_all = wanted <= set(features.split(",")) and gpus >= need.gpus
         if name and not is_away and has_all and _memory_mb(has_mb) >= memory_mb:
             found[name] = None  # a node of two partitions is listed twice
     return list(found)
 
 
-def _gpus(gres: str) -> int:
-    """Of `gpu:h100:8(S:0-1),nic:2`, any type of them."""
-    return sum(int(count) for count in _GPU_COUNT.findall(gres))
+def gpus_by_type(gres: str) -> dict[str, int]:
+    """Of `gpu:h100:8(S:0-1),nic:2`, type -> count; an empty type for `gpu:8`."""
+    found: dict[str, int] = {}
+    for item in _SOCKETS.sub("", gres).split(","):
+        name, *rest = item.strip().split(":")
+        if name == "gpu":
+            # The last number counts: a type may begin with one (`gpu:1g.10gb:7`, MIG).
+            count = int(rest[-1]) if rest and rest[-1].isdigit() else 1
+            kind = rest[0] if rest and not rest[0].isdigit() else ""
+            found[kind] = found.get(kind, 0) + count
+    return found
 
 
 def _memory_mb(text: str) -> int:
@@ -131,6 +145,12 @@ def parse_end_time(text: str) -> Optional[float]:
         return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
+
+
+def parse_terms(text: str) -> Terms:
+    """Of `squeue -h -O TERMS_FORMAT`; nothing in them where it has printed nothing."""
+    word, _, stamp = text.strip().partition(" ")
+    return Terms({"0": False, "1": True}.get(word), parse_end_time(stamp.strip()))
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -172,8 +192,14 @@ def parse_site(config_text: str, partition_text: str) -> Site:
         expedited_requeue=_expedites(config, version),
         requeue_exit=exit_codes(config.get("RequeueExit", "")),
         requeue_exit_hold=exit_codes(config.get("RequeueExitHold", "")),
+        array_size=parse_array_size(config),
         findings=_findings(config, version),
     )
+
+
+def parse_array_size(config: Mapping[str, str]) -> int:
+    """MaxArraySize; 0: no arrays."""
+    return int(config.get("MaxArraySize") or _DEFAULT_ARRAY_SIZE)
 
 
 def user_signal_setting(version: Version) -> tuple[str, str]:

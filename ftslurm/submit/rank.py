@@ -1,6 +1,7 @@
 """The process of one rank: `python -u -m ftslurm.submit.rank FOLDER`, started by the batch script.
 
-The stop flag is installed before anything heavy is imported, then submitit runs the pickled call.
+The stop flag is installed before anything heavy is imported, then submitit runs the pickled call;
+that of a program is made at once.
 What the rank does is in run.json's `spec.entry`; the pickle carries no state that could go stale.
 """
 
@@ -25,10 +26,12 @@ from ftslurm.errors import (
     UsageError,
 )
 from ftslurm.run.attempts import FAILED, Outcome, write_outcome
+from ftslurm.run.layout import RunLayout
 from ftslurm.run.rank import RankEnvironment, stop_flag, write_rank_error
 from ftslurm.run.record import read_record
 from ftslurm.run.same_code import check_alone
 from ftslurm.run.secret import without_secrets
+from ftslurm.run.trust import require_own
 
 OWN_RANK = "rank:"
 """`entry: rank:module:function` calls the function as the whole rank, without the training half:
@@ -80,6 +83,19 @@ def find(path: str) -> Callable[[], Any]:
     return found
 
 
+def _needs_submitit(folder: Path) -> bool:
+    """Not for a program: its rank only starts another process, which has its own imports to do, and
+    loading submitit takes longer than all else that such a rank does."""
+    layout = RunLayout(folder.parent)
+    require_own(layout)
+    try:
+        return not read_record(layout).spec.program
+    except (OSError, FtslurmError):
+        # What is wrong with it the call finds too, and puts on record. A program's interpreter has
+        # no submitit (`python -S`).
+        return False
+
+
 def _give_up(env: RankEnvironment, error: FtslurmError) -> NoReturn:
     print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
     write_rank_error(env, error, step=None)
@@ -92,12 +108,16 @@ def _give_up(env: RankEnvironment, error: FtslurmError) -> NoReturn:
 def main(argv: list[str]) -> None:
     if len(argv) != 1:
         raise UsageError("usage: python -m ftslurm.submit.rank FOLDER")
-    from ftslurm.submit.executor import run_pickled
-
+    folder = Path(argv[0])
     # A job may have been submitted from inside another job of submitit's.
     os.environ["SUBMITIT_EXECUTOR"] = "ftslurm"
     try:
-        run_pickled(Path(argv[0]))
+        if _needs_submitit(folder):
+            from ftslurm.submit.executor import run_pickled
+
+            run_pickled(folder)
+        else:
+            TrainCall()()
     except RunError as error:  # the run directory is not ours alone: nothing of it has run
         print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
         raise SystemExit(RANK_NEVER_RETRY) from None

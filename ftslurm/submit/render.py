@@ -31,6 +31,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TRY, _TRIAL = '"$python" -m ftslurm.node.preflight', "ftslurm.train.preflight"
 """On the batch node, and in the place of each rank."""
 
+_NO_SITE = " -S"
+"""What decides, and what starts a program, needs the standard library alone, and half of a start of
+Python is its site. Not for live code: ftslurm itself may be among the installed packages."""
+
 RUN_DIR = "{run_dir}"
 """Stands in cluster.container for the run directory."""
 
@@ -57,6 +61,8 @@ def render_script(
     `live_folder`: where code=live runs."""
     check_values(spec, run_dir)
     cluster = spec.cluster
+    no_site = "" if live_folder else _NO_SITE
+    cold = f'"$python"{no_site}'
     replaced = _Replaced(run_dir, environment)
     own = replaced(rank_python(cluster, python, environment))
     interpreter = "python" if own == python else "rank_python"
@@ -75,10 +81,11 @@ def render_script(
         python_path=shlex.quote(":".join(map(str, python_path))),
         live_folder=None if live_folder is None else shlex.quote(str(live_folder)),
         python=shlex.quote(python),
+        cold=cold,
         rank_python=shlex.quote(own) if own != python else None,
         setup=[shlex.quote(line) for line in cluster.setup],
         exports=[_assignment(name, replaced(v)) for name, v in _exports(cluster).items()],
-        agents=agents and _lines(agents, '"$python" -m ftslurm.agent "$FTSLURM_RUN_DIR"'),
+        agents=agents and _lines(agents, f'{cold} -m ftslurm.agent "$FTSLURM_RUN_DIR"'),
         keeps_metrics=spec.recovery.metrics_dir is not None,
         unpack=_unpack(on_nodes, environment, None if is_inside else own),
         standby=standbys and _lines(standbys, _module(interpreter, standby_modules(spec))),
@@ -86,7 +93,8 @@ def render_script(
         ranks=_lines(
             launch,
             *inside,
-            f'{_module(interpreter, rank_modules(spec))} "$FTSLURM_RUN_DIR/submit"',
+            f"{_module(interpreter, rank_modules(spec), no_site if spec.program else '')} "
+            '"$FTSLURM_RUN_DIR/submit"',
             '2>&"$launcher"' if agents else "",
         ),
     )
@@ -214,8 +222,8 @@ def _unpack(
     return _lines(on_nodes, f'"$python" -m ftslurm.node.unpack {shlex.join(words)}')
 
 
-def _module(interpreter: str, words: Sequence[str]) -> str:
-    return f'"${interpreter}" -u -m {shlex.join(words)}'
+def _module(interpreter: str, words: Sequence[str], option: str = "") -> str:
+    return f'"${interpreter}"{option} -u -m {shlex.join(words)}'
 
 
 def _inside(container: Sequence[str]) -> list[Union[str, Sequence[str]]]:

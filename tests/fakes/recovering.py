@@ -9,7 +9,7 @@ from ftslurm.recovery.recover import recover
 from ftslurm.run.attempts import AdoptedStep, Attempt, claim
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec, RunSpec, to_dict
-from ftslurm.scheduler.protocol import JobState
+from ftslurm.scheduler.protocol import JobState, Terms
 
 PLAIN = Evidence(
     number=4,
@@ -59,6 +59,9 @@ class FakeScheduler:
 
     def is_preempted(self, job_id):
         return False
+
+    def terms(self, environ):
+        return Terms(True, self.end_at)
 
     def may_requeue(self, job_id):
         return True

@@ -3,7 +3,7 @@
 import itertools
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.protocol import UNKNOWN, JobState, QueuedJob, Site
+from ftslurm.scheduler.protocol import UNKNOWN, JobState, QueuedJob, Site, Terms
 from ftslurm.scheduler.sbatch import RefusedError
 
 SITE = Site("slurm", "24.11.5", 5, True, True, grace_s={"low": 15})
@@ -49,6 +49,9 @@ class Slurm:
         if isinstance(self.requeues, Exception):
             raise self.requeues
         return self.requeues
+
+    def terms(self, environ):
+        return Terms(self.flag)
 
     def may_requeue(self, job_id):
         return self.flag
