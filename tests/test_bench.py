@@ -10,6 +10,7 @@ import pytest
 
 BENCH = Path(__file__).resolve().parent / "bench"
 sys.path.insert(0, str(BENCH))
+from bench_sweep import LAUNCHER, RIVAL, Taken, rows  # noqa: E402
 from pairs import Comparison, median_with_interval, run_in_turn  # noqa: E402
 
 
@@ -46,6 +47,22 @@ def test_variants_take_turns_in_being_first():
     found = run_in_turn(variants, rounds=3, progress=lambda text: None)
     assert "".join(order) == "abbaab"
     assert found == {"a": {"s": [1.0] * 3}, "b": {"s": [1.0] * 3}}
+
+
+def test_rounds_of_a_sweep_are_compared_one_by_one_and_told_with_their_range():
+    def taken(wall_s, **calls):
+        return Taken(wall_s, wall_s / 2, 50.0 + wall_s, calls)
+
+    found = {
+        LAUNCHER: [taken(2, sbatch=1, scontrol=3), taken(3, sbatch=1, scontrol=4)],
+        RIVAL: [taken(20, sbatch=1), taken(60, sbatch=1)],
+    }
+    wall, cpu, peak, calls = rows(found, "queueing")
+    assert wall.what == f"{LAUNCHER}: queueing, wall" and wall.ratios == [0.1, 0.05]
+    assert wall.told == "2.5 (2.0 to 3.0) / 40.0 (20.0 to 60.0) s"
+    assert cpu.told.startswith("1.2 (1.0 to 1.5) / ") and peak.told.startswith("52 (52 to 53) / ")
+    assert (calls.told, calls.ratios) == ("1 sbatch + 3 to 4 scontrol / 1 sbatch", [4.0, 5.0])
+    assert rows({name: some[:1] for name, some in found.items()}, "x")[0].told == "2.0 / 20.0 s"
 
 
 @pytest.mark.full

@@ -141,6 +141,18 @@ def test_what_cannot_be_is_one_sentence_that_says_why(override, says):
     assert says in refused(override)
 
 
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("user", "`run`, and has to be a map"), ("cluster.setup", "`run`, and has to be a list")],
+)
+def test_what_a_list_or_a_map_refers_to_has_to_be_one(key, says):
+    assert says in refused("name=run", f"{key}=${{name}}")
+
+
+def test_a_key_below_what_is_no_map_is_refused_in_a_sentence():
+    assert "(++user=${name} ++user.x=1)" in refused("user=${name}", "user.x=1")
+
+
 def test_numbers_are_not_told_to_be_quoted():
     assert "quote" not in refused("steps=1,2") and "quote" not in refused("model=tiny,small")
 
@@ -228,6 +240,16 @@ def test_a_folder_of_ones_own_adds_options(own):
         ),
         ("experiment/h.yaml", "# @package _global_\nsteps: [\n", "h.yaml"),
         ("experiment/h.yaml", "# @package _global_\nsteps: x\n", "experiment/h"),
+        (
+            "experiment/h.yaml",
+            "# @package _global_\nuser: {a: !!binary aGk=}\n",
+            "cannot be kept in run.json (Object of type bytes",
+        ),
+        (
+            "experiment/h.yaml",
+            "# @package _global_\nuser: {a: !!set {b}}\n",
+            "`user.a`: Value 'set' is not a supported",
+        ),
     ],
 )
 def test_a_mistake_in_a_file_of_ones_own_names_the_file(own, name, text, says):

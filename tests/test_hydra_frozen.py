@@ -1,6 +1,7 @@
 """One task's configuration frozen, and read again by whoever asks what the task has returned."""
 
 import dataclasses
+import functools
 import os
 import pickle
 
@@ -10,8 +11,10 @@ from omegaconf import OmegaConf
 
 from ftslurm.errors import RunError, SpecError
 from ftslurm.hydra_app.frozen import CONFIG, freeze_config
-from ftslurm.hydra_app.job_return import job_return
+from ftslurm.hydra_app.job_return import configs_of_task, job_return
+from ftslurm.hydra_app.native import NativeSweep
 from ftslurm.run.layout import RunLayout
+from ftslurm.submit.sweep_course import TaskResult
 
 SECRET = "correct-horse"  # of a shape that nobody would take for one
 
@@ -86,7 +89,8 @@ def returned(tmp_path):
     for folder in (layout.root, layout.submit):
         folder.chmod(0o755)
     (layout.submit / CONFIG).write_bytes(frozen(tmp_path).data)
-    job = job_return(layout, overrides=[], working_dir="", name="app", finished=True, value=1.0)
+    read = functools.partial(configs_of_task, layout)
+    job = job_return(read, overrides=[], working_dir="", name="app", finished=True, value=1.0)
     return layout, job
 
 
@@ -113,3 +117,20 @@ def test_what_a_task_has_returned_can_be_changed_and_copied_like_hydras_own(retu
     assert list(other.hydra_cfg) == ["hydra"]
     job.cfg = OmegaConf.create({"lr": 2})
     assert job.cfg.lr == 2 and pickle.loads(pickle.dumps(job)).cfg.lr == 2
+
+
+def test_a_sweeper_of_our_own_runs_finds_the_configuration_of_each_task(tmp_path):
+    for number in (3, 4):
+        layout = RunLayout(tmp_path / str(number))
+        layout.root.mkdir()
+        layout.config_yaml.write_text(f"seed: {number}\n")
+
+    def launch(overrides, first):
+        return [TaskResult(first + n, "", n == 0, "failed", 0.5) for n in range(len(overrides))]
+
+    sweep = NativeSweep(launch, lambda number: RunLayout(tmp_path / str(number)))
+    done, failed = sweep.launch([["seed=3"], ["seed=4"]], 3)
+    assert (done.cfg.seed, done.return_value, done.overrides) == (3, 0.5, ["seed=3"])
+    assert failed.cfg.seed == 4
+    with pytest.raises(Exception, match="failed"):
+        failed.return_value  # noqa: B018

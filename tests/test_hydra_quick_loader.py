@@ -1,14 +1,19 @@
 """The quick loader gives for each task what Hydra's own gives, and refuses what that refuses."""
 
+import pickle
+from pathlib import Path
+
 import pytest
 from hydra import version
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
+from ftslurm.hydra_app.launcher import Submission
 from ftslurm.hydra_app.quick_loader import QuickLoader
 
 CONFIG = "defaults:\n  - db: a\n  - _self_\nlr: 0.1\nnow: ${now:%f}\nn: {x: 1}\n"
@@ -39,6 +44,7 @@ def loaders(tmp_path):
         ["lr=2", "db=b", "n.x=4"],
         ["lr=3", "+z=1"],
         ["n={x: 2}", "n.x=3"],
+        ["db.name=c", "db={name: d}"],
         ["~n", "lr=4"],
         [],
     ],
@@ -47,6 +53,7 @@ def loaders(tmp_path):
 def test_a_task_is_what_hydra_makes_of_it(loaders, overrides):
     theirs, ours, master = loaders
     wanted = theirs.load_sweep_config(master, overrides)
+    ours.load_sweep_config(master, ["db=b", "db.name=c"])  # where the group is an option's
     for _ in range(3):  # as the first of its kind, from a new base and from a known one
         found = ours.load_sweep_config(master, overrides)
         assert found == wanted and found.hydra == wanted.hydra
@@ -55,9 +62,22 @@ def test_a_task_is_what_hydra_makes_of_it(loaders, overrides):
         found.lr = -1  # which the next one does not see
 
 
-@pytest.mark.parametrize("overrides", [["lr=1", "no=2"], ["+lr=1"], ["db=c"], ["lr=[1]", "n=3"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["lr=1", "no=2"],
+        ["+lr=1"],
+        ["db=c"],
+        ["lr=[1]", "n=3"],
+        ["lr=glob(*)"],
+        ["lr=choice(1,2)"],
+        ["lr=1,2"],
+    ],
+    ids=" ".join,
+)
 def test_a_task_is_refused_where_hydra_refuses_it(loaders, overrides):
     theirs, ours, master = loaders
+    ours.load_sweep_config(master, ["lr=1"])
     outcomes = []
     for loader in (theirs, ours, ours):
         try:
@@ -79,3 +99,31 @@ def test_a_thousand_values_of_one_key_are_read_from_files_once(loaders, monkeypa
     monkeypatch.setattr(type(theirs), "load_sweep_config", counted)
     found = [ours.load_sweep_config(master, [f"lr={n}", "db=b"]).lr for n in range(50)]
     assert found == list(range(50)) and len(calls) == 2
+
+
+def test_a_time_that_somebody_asks_the_sweep_for_is_from_then_on_the_tasks_too(loaders):
+    _, ours, master = loaders
+    for number in range(3):
+        ours.load_sweep_config(master, [f"lr={number}"])
+        ours.freeze(master, [f"lr={number}"], run_id="app-0000", number=number)
+    asked = master.hydra.run.dir
+    for number in range(3):
+        config = ours.load_sweep_config(master, [f"lr={number}"])
+        assert OmegaConf.get_cache(config) == OmegaConf.get_cache(master)
+        made = ours.freeze(master, [f"lr={number}"], run_id="app-0000", number=number)
+        assert pickle.loads(made.data).hydra.run.dir == asked
+
+
+def test_a_time_in_the_sweeps_folder_is_one_for_all_tasks_whatever_the_sweeper_asks(loaders):
+    theirs, *_ = loaders
+    given = ["hydra/launcher=ftslurm", "hydra.sweep.dir='out/${now:%S-%f}'"]
+    master = theirs.load_configuration("config", given, RunMode.MULTIRUN)
+    context = HydraContext(config_loader=theirs, callbacks=Callbacks())
+    Submission(context, master)
+    made = [
+        context.config_loader.freeze(master, [f"lr={n}"], run_id=f"app-{n:04d}", number=n)
+        for n in range(3)
+    ]
+    folders = [Path(pickle.loads(task.data).hydra.runtime.output_dir) for task in made]
+    assert [folder.name for folder in folders] == ["0", "1", "2"]
+    assert len({folder.parent for folder in folders}) == 1

@@ -12,7 +12,7 @@ import pytest
 from ftslurm.errors import DataError, RunError, SpecError
 from ftslurm.files import read_json
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.spec import ClusterSpec, DataSpec, RunSpec, to_dict
+from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, DataSpec, RunSpec, to_dict
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Site
 from ftslurm.submit import snapshot
@@ -268,6 +268,9 @@ def test_an_interpreter_without_submitit_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SpecError, match="cannot import submitit.*No module named 'submitit'"):
         frozen(tmp_path, cluster=ClusterSpec(scheduler="local", python=str(bare)))
     assert list((tmp_path / "runs").iterdir()) == []
+    # Frozen code is all that the rank of a program imports.
+    cluster = ClusterSpec(scheduler="local", python=str(bare))
+    frozen(tmp_path, entry=PROGRAM_ENTRY, program=["true"], cluster=cluster)
 
 
 def test_too_much_code_names_the_biggest_files(repository, monkeypatch):

@@ -67,6 +67,7 @@ def test_a_range_without_single_values_asks_for_another_sweeper():
         ["experiment=main", "model=tiny", "steps=12", "recovery=large", "recovery.max_failures=9"],
         ["cluster=slurm", "cluster.nodes=3", 'cluster.exclude="n[1-3,5]"', "cluster.env.A=b"],
         ["experiment=main", "experiment=null", "optim.lr=3e-4"],
+        ["name=${seed}", "user.a=${name}", "cluster.env.A=${optim.lr}"],
     ],
 )
 def test_a_task_is_composed_to_the_letter_like_a_single_run(overrides):
@@ -107,6 +108,8 @@ def outcome(composer, words, *, anew=False):
         [["optim.lr=1e-3", "steps=5"], ["optim.lr=2e-3", "steps=6"], ["optim.lr=2e-3", "steps=7"]],
         [["seed=1", "seed=2"], ["seed=2", "seed=1"], ["seed=3"], ["++seed=4"], ["seed=5"]],
         [["+user.a=1"], ["+user.a=2"], ["user.a=3"]],
+        [["user.a=[1]", f"user.a.0={n}", "user.b=5"] for n in (2, 3)],
+        [["user.a=[1]", "user.b=2"], ["user.a=[1]", "user.b=3"]],
     ],
     ids=lambda tasks: " ".join(tasks[0]),
 )
@@ -136,9 +139,44 @@ def test_tasks_in_any_order_are_what_each_is_alone(tasks):
         assert outcome(COMPOSER, words) == outcome(ANEW, words, anew=True)
 
 
+KEYS = ["seed", "name", "user.a", "user.b.c", "cluster.env.A", "optim.lr", "checkpoint.digest"]
+VALUES = ["1", "007", "1e5", ".5", "1_0", "inf", "null", "yes", "x", "'a,b'", "[1,x]", "{k: 1}",
+          "''", "???", "${seed}", "${user.a}-x", "${oc.env:HOME}", "a=b", "2024-01-01",
+          "é"]  # fmt: skip
+
+
+@given(
+    keys=some.lists(some.sampled_from(KEYS), min_size=1, max_size=3),
+    values=some.lists(
+        some.lists(some.sampled_from(VALUES), min_size=3, max_size=3), min_size=3, max_size=3
+    ),
+)
+@settings(max_examples=5, deadline=None)
+def test_tasks_of_any_values_are_what_hydra_makes_of_each(keys, values):
+    for task in values:
+        words = [f"{key}={value}" for key, value in zip(keys, task)]
+        found = outcome(COMPOSER, words)
+        try:
+            assert found == compose_run(words, open_choices=OPEN)
+        except SpecError as error:
+            assert found == str(error)
+
+
 @pytest.mark.parametrize(
     "override",
-    ["seed=much", "sed=1", "model=huge", "optim.lr=[1]", "steps=0", "~steps", "hydra.x=1"],
+    [
+        "seed=much",
+        "sed=1",
+        "model=huge",
+        "optim.lr=[1]",
+        "steps=0",
+        "~steps",
+        "hydra.x=1",
+        "user=${seed}",
+        "cluster.setup=${name}",
+        "cluster.env=${name}",
+        "name=${user}",
+    ],
 )
 def test_a_task_is_refused_with_the_words_of_a_single_run(override):
     with pytest.raises(SpecError) as single:
@@ -298,3 +336,16 @@ def test_a_bug_of_a_sweeper_is_told_with_its_kind_and_its_place(
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
     assert (f"{__file__}:" in told) is not isinstance(error, ValueError)
+
+
+def test_tasks_that_a_later_override_makes_equal_are_named_before_anything_is_queued(
+    folder, capsys
+):
+    words = ["submit", "-m", "--dry-run", *LOCAL, "user.x=1,2,3", "user={x: 5}"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    line = "tasks 0 and 1 are the same configuration; 1 more repeat another\n"
+    assert line in said.out + said.err
+    assert main(["submit", "-m", "--dry-run", *LOCAL, "user.x=1,2", "seed=1"]) == 0
+    said = capsys.readouterr()
+    assert "same configuration" not in said.out + said.err

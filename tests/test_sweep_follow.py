@@ -6,7 +6,7 @@ from ftslurm.run.jobs import BY_BATCH, BY_PERSON, add_job, read_jobs
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import ASKED, add_array
 from ftslurm.sweep.follow import follow
-from tests.fakes.array_queue import decide, finish, make_sweep, queued, train
+from tests.fakes.array_queue import decide, finish, make_sweep, queued, task_of, train
 
 
 def followed(layout, on_pause, **options):
@@ -170,7 +170,7 @@ def test_what_was_left_is_queued_as_tasks_end_and_parallelism_kept(
         queue.start()
         assert len(queue.running) <= (parallelism or limit)
         for job_id in queue.running[: 1 + pause % 2]:
-            end(layout, queue, _task_of(layout, job_id), job_id=job_id)
+            end(layout, queue, task_of(layout, job_id), job_id=job_id)
 
     ends, lines, pauses = followed(layout, on_pause)
     assert len(ends) == 12 and all(one.finished for one in ends)
@@ -178,10 +178,6 @@ def test_what_was_left_is_queued_as_tasks_end_and_parallelism_kept(
     left = [line for line in lines if line.startswith("some tasks are not queued yet")]
     assert len(left) == len(set(left)) > 0, "each reason is said once"
     assert sum(pauses) < 400, "it does not wait for its minute when a task has ended"
-
-
-def _task_of(layout, job_id):
-    return next(n for n in range(12) if job_id in [job.job_id for job in read_jobs(layout.task(n))])
 
 
 def test_of_what_has_no_room_nothing_is_asked(tmp_path, queue):

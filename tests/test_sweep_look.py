@@ -217,6 +217,7 @@ def test_where_nobody_can_say_nothing_passes_for_over(tmp_path, queue):
     add_array(layout, ASKED, 0, [1])
     queue.is_away = True
     assert states(layout) == {0: "unknown", 1: "unknown"}
+    assert "no answer is on record" in look(layout).tasks[1].reason
 
 
 def test_a_task_that_was_cancelled_by_hand_is_told_so_when_slurm_has_forgotten_it(tmp_path, queue):

@@ -15,15 +15,23 @@ from ftslurm.operate.sweep_status import render
 from ftslurm.run.control import STOP, ControlFiles
 from ftslurm.run.jobs import BY_BATCH, add_job, read_jobs
 from ftslurm.run.sweep_lock import is_closed, queueing
-from ftslurm.run.sweep_record import ASKED, QUEUED, add_array, read_tasks
-from ftslurm.scheduler.arrays import NO_PLACE, NO_ROOM
+from ftslurm.run.sweep_record import (
+    ASKED,
+    FULL,
+    QUEUED,
+    add_array,
+    add_event,
+    read_arrays,
+    read_tasks,
+)
+from ftslurm.scheduler.arrays import AT_LIMIT, NO_PLACE, NO_ROOM
 from ftslurm.scheduler.local_state import CANCEL, LocalJob, is_requested, write_job
 from ftslurm.scheduler.lost_arrays import OPEN_S
 from ftslurm.scheduler.process import ProcessName
 from ftslurm.sweep import here
 from ftslurm.sweep.look import look
-from ftslurm.sweep.queue import queue_tasks
-from tests.fakes.array_queue import arrays, make_sweep, queued, quick
+from ftslurm.sweep.queue import queue_left, queue_tasks
+from tests.fakes.array_queue import arrays, make_sweep, queued, quick, task_of
 from tests.test_sweep_follow import end, followed
 from tests.test_sweep_submit import begin, task  # noqa: F401 - begin is a fixture
 
@@ -71,65 +79,6 @@ def test_a_folder_that_cannot_be_read_for_a_moment_ends_no_sweep_of_this_machine
 
     options = {"at_once": 1, "start": start, "queued_by": "submit", "say": print, "sleep": quick}
     assert here.run_here(layout, [0, 1], **options) == [0, 1]
-
-
-# refusals in passing
-
-
-def test_what_slurm_refuses_for_a_while_is_queued_later(tmp_path, queue, monkeypatch):
-    layout = make_sweep(tmp_path, 20)
-    queue.limit = 4
-    plain, is_drained = queue._sbatch, [False]
-
-    def sbatch(argv):
-        if is_drained[0]:
-            return queue._say(argv, 1, err="Required partition not available (inactive or drain)")
-        return plain(argv)
-
-    def on_pause(pause):
-        is_drained[0] = 30 < pause < 300
-        queue.start()
-        if pause % 5 == 0:
-            for job_id in queue.running[:1]:
-                end(layout, queue, _task_of(layout, job_id), job_id=job_id)
-
-    monkeypatch.setattr(queue, "_sbatch", sbatch)
-    ends, lines, _ = followed(layout, on_pause)
-    assert all(one.finished for one in ends)
-    (told,) = [line for line in lines if "Slurm refuses it just now" in line]
-    assert "Required partition not available" in told
-
-
-def _task_of(layout, job_id):
-    tasks = read_tasks(layout)
-    return next(
-        one.number
-        for one in tasks
-        if job_id in [job.job_id for job in read_jobs(layout.task(one.number))]
-    )
-
-
-def test_tasks_that_are_refused_leave_no_room(tmp_path, queue, monkeypatch):
-    layout = make_sweep(tmp_path, 4, groups=2)
-    queued(layout, queue, [0])
-    queue.limit, plain = 1, queue._sbatch
-
-    def sbatch(argv):
-        if "group-001" in argv[-2]:
-            return queue._say(argv, 1, err="sbatch: error: invalid partition specified: nope")
-        return plain(argv)
-
-    def on_pause(pause):
-        if pause == 4:
-            assert queue.count("sbatch") == 2, "one a group: nothing of ours has ended"
-            queue.limit = 2
-            end(layout, queue, 0)
-        if pause == 8:
-            end(layout, queue, 2, job_id="100_2")
-
-    monkeypatch.setattr(queue, "_sbatch", sbatch)
-    ends, _, _ = followed(layout, on_pause)
-    assert [one.finished for one in ends] == [True, False, True, False]
 
 
 # cancels that meet others
@@ -243,7 +192,7 @@ def test_room_that_others_leave_is_used_though_tasks_of_ours_end_all_the_time(tm
         mine = [name for name in queue.running if name not in others]
         widest.append(len(mine))
         for job_id in mine[: 1 if pause < 60 else None]:
-            end(layout, queue, _task_of(layout, job_id), job_id=job_id)
+            end(layout, queue, task_of(layout, job_id), job_id=job_id)
 
     ends, _, _ = followed(layout, on_pause)
     assert all(one.finished for one in ends) and max(widest[:60]) > 10
@@ -272,7 +221,7 @@ def test_when_slurm_goes_away_after_a_task_was_queued_alone_that_is_told(
         lambda layout, task: ["n2"] if task.number == 0 else [],
     )
     answer = resume_sweep(layout, sleep=quick)
-    assert answer.text.startswith("1 tasks are queued") and not answer.ok
+    assert answer.text.startswith("1 task is queued") and not answer.ok
     assert "2 are not queued yet" in answer.text and "connect failure" in answer.text
     monkeypatch.setattr(queue, "_scontrol", plain)
     assert [bool(read_jobs(layout.task(number))) for number in range(3)] == [True, False, False]
@@ -309,6 +258,38 @@ def test_a_full_slurm_is_asked_once_a_try_and_for_half_as_many_next_time(
     assert [word.count(",") + 1 for word in arrays(queue)] == [50, 25, 25, 50, 25, 25]
 
 
+def test_once_there_is_place_again_ever_larger_arrays_are_asked_for(tmp_path, queue):
+    layout = make_sweep(tmp_path, 100)
+    add_event(layout, FULL, add_array(layout, ASKED, 0, [0]))
+    assert len(queue_left(layout).taken) == 100
+    sizes = [len(one.numbers) for one in read_arrays(layout) if one.event == QUEUED]
+    assert sizes == [1, 2, 4, 8, 16, 32, 37]
+
+
+def test_a_full_slurm_is_asked_no_more_after_a_task_alone_had_no_place(
+    tmp_path, queue, monkeypatch
+):
+    layout = make_sweep(tmp_path, 3)
+    why = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+    monkeypatch.setattr(queue, "_sbatch", lambda argv: queue._say(argv, 1, err=why))
+    outcome = queue_tasks(layout, read_tasks(layout), parallelism=None, alone={0: ["n2"]})
+    assert outcome.left == dict.fromkeys(range(3), NO_PLACE) and queue.count("sbatch") == 1
+
+
+def test_a_limit_that_lasts_costs_one_question_a_try_and_what_it_lets_pass_goes_at_once(
+    tmp_path, queue
+):
+    layout = make_sweep(tmp_path, 100, parallelism=8)
+    queue.limit = 0
+    queue_left(layout)
+    queue.calls.clear()
+    assert set(queue_left(layout).left.values()) == {AT_LIMIT} and queue.count("sbatch") == 1
+    queue.limit = 1000
+    queue.calls.clear()
+    assert len(queue_left(layout).taken) == 100
+    assert [word.partition("%")[2] for word in arrays(queue)] == ["1", "7"]
+
+
 def test_a_follower_of_a_full_slurm_goes_on_looking_and_asks_once_a_minute(
     tmp_path, queue, monkeypatch
 ):
@@ -335,7 +316,7 @@ def test_a_follower_of_a_full_slurm_goes_on_looking_and_asks_once_a_minute(
             full[0] = False
         queue.start()
         for job_id in [name for name in queue.running if not name.startswith("70")]:
-            end(layout, queue, _task_of(layout, job_id), job_id=job_id)
+            end(layout, queue, task_of(layout, job_id), job_id=job_id)
 
     ends, _, _ = followed(layout, on_pause)
     assert all(one.finished for one in ends) and len([at for at in asked_at if at < 30]) <= 4

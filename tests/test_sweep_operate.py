@@ -8,11 +8,20 @@ import pytest
 
 from ftslurm import cli
 from ftslurm.errors import RunError, SchedulerError
+from ftslurm.operate.answer import counted
 from ftslurm.operate.sweep_cancel import cancel_sweep, save_sweep, stop_sweep
 from ftslurm.operate.sweep_resume import resume_sweep
 from ftslurm.run.control import SAVE, STOP, ControlFiles
 from ftslurm.run.jobs import BY_BATCH, BY_SUBMIT, add_job, read_jobs
-from ftslurm.run.sweep_record import ASKED, add_array, read_arrays, unanswered
+from ftslurm.run.sweep_record import (
+    ASKED,
+    PROGRAM,
+    add_array,
+    read_arrays,
+    read_sweep,
+    unanswered,
+    write_sweep,
+)
 from ftslurm.scheduler.local_state import CANCEL, LocalJob, is_requested, write_job
 from ftslurm.scheduler.process import ProcessName
 from ftslurm.sweep.look import look
@@ -50,7 +59,10 @@ def test_status_of_a_small_sweep_is_a_line_a_task_and_counts_on_top(tmp_path, qu
     assert lines[2].split() == ["task", "overrides", "state", "step", "attempts", "value"]
     assert lines[3].split() == ["0", "seed=0", "done", "100/100", "1", "0.1"]
     assert lines[4].split() == ["1", "seed=1", "running", "47/100", "1"]
+    assert lines[6].split() == ["3", "seed=3", "waiting", "(Resources)", "0"]
     assert "task 2 failed: rank 3 raised MemoryError" in lines
+    queue.put(["70_1"], "COMPLETING")
+    assert "running (COMPLETING)" in status(layout, capsys), "it is being torn down"
     assert any("ftslurm resume" in line for line in lines)
 
 
@@ -110,7 +122,7 @@ def test_cancel_orders_first_and_then_asks_slurm_once(tmp_path, queue):
 
     queue._scancel = scancel
     answer = cancel_sweep(layout, sleep=quick)
-    assert answer.result == "cancelled" and "2 tasks are cancelled, 1 were done" in answer.text
+    assert answer.result == "cancelled" and "2 tasks are cancelled, 1 was done" in answer.text
     assert seen == [[False, True, True, False]]
     assert [call for call in queue.calls if call[0] == "scancel"] == [["scancel", "88", "70"]]
     assert states(layout) == ["done", "cancelled", "cancelled", "not queued"]
@@ -178,6 +190,29 @@ def test_save_is_ordered_of_those_that_run(tmp_path, queue):
         save_sweep(layout)
 
 
+def test_a_sweep_of_programs_is_told_to_save_no_more_than_one_program_is(tmp_path, queue, capsys):
+    layout = make_sweep(tmp_path, 1)
+    queued(layout, queue, [0])
+    train(layout, 0)
+    write_sweep(layout, dataclasses.replace(read_sweep(layout), kind=PROGRAM))
+    assert cli.main(["save", str(layout.root)]) == 1
+    assert "which saves when it sees fit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "said"),
+    [
+        (1, "tasks are queued", "1 task is queued"),
+        (0, "tasks are queued", "0 tasks are queued"),
+        (1, "held ones are released", "1 held one is released"),
+        (1, "may have a job, and others have", "1 may have a job, and others have"),
+        (1, "were done", "1 was done"),
+    ],
+)
+def test_one_is_told_of_in_the_singular(count, words, said):
+    assert counted(count, words) == said
+
+
 def test_a_verb_of_one_run_names_a_task_to_take(tmp_path, queue, capsys):
     layout = make_sweep(tmp_path, 1)
     assert cli.main(["logs", str(layout.root)]) == 1
@@ -239,7 +274,7 @@ def test_a_successor_that_nobody_wrote_down_is_found_and_nothing_queued_beside_i
     queue.put(["88"], "PENDING", "Dependency", command=str(layout.task(1).script))
     answer = resume_sweep(layout, sleep=quick)
     (call,) = [call for call in queue.calls if call[0] == "sbatch"]
-    assert "--array=0" in call and "1 are alive" in answer.text
+    assert "--array=0" in call and "1 is alive" in answer.text
     cancel_sweep(layout, sleep=quick)
     assert queue.jobs["88"][0] == "CANCELLED"
 
@@ -324,7 +359,7 @@ def test_a_held_task_is_released(tmp_path, queue):
     layout = make_sweep(tmp_path, 1)
     queued(layout, queue, [0], word="PENDING", reason="JobHeldUser")
     answer = resume_sweep(layout, sleep=quick)
-    assert "1 held ones are released" in answer.text
+    assert "1 held one is released" in answer.text
     assert queue.count("scontrol", "release", "70_0") == 1 and queue.count("sbatch") == 0
 
 
@@ -339,22 +374,6 @@ def test_resume_by_the_command_line_needs_a_sweep_for_a_task_that_was_never_queu
 
 
 # on this machine
-
-
-def test_a_sweep_of_this_machine_is_resumed_here_one_task_after_the_other(tmp_path, monkeypatch):
-    layout = make_sweep(tmp_path, 3, scheduler="local")
-    finish(layout, 1)
-    begun = []
-
-    def start(run, scheduler):
-        begun.append((run.root.name, scheduler))
-        write_job(run, LocalJob("local-1", "COMPLETED", 0, 1, 1))
-        return "local-1"
-
-    monkeypatch.setattr("ftslurm.operate.sweep_resume.submit_again", start)
-    answer = resume_sweep(layout, sleep=quick)
-    assert begun == [("sweep-1-0000", "local"), ("sweep-1-0002", "local")]
-    assert "2 tasks have run on this machine" in answer.text
 
 
 def test_cancel_on_this_machine_asks_each_task_that_is_alive(tmp_path, monkeypatch):

@@ -344,7 +344,7 @@ def test_an_array_that_slurm_never_took_is_no_longer_waited_for(killed):
     asked_at = read_arrays(killed)[-1].at
     later = {"run": shows(), "now": lambda: asked_at + OPEN_S}
     assert find_lost(killed, **later) == []
-    assert read_arrays(killed)[-1].event == "refused"
+    assert read_arrays(killed)[-1].event == "left"
     assert unanswered(read_arrays(killed)) == [] and still_open(killed) == {}
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,13 @@ def begin(tmp_path):
     folder.mkdir()
     (folder / "mytrain.py").write_text("def train(session): ...\n")
 
-    def make(parallelism=None, scheduler="slurm", detach=False):
+    def make(parallelism=None, scheduler="slurm", detach=False, site=SITE):
         return Sweep.begin(
             "sweep",
             runs_dir=Path("runs"),
             folder=folder,
             scheduler=open_scheduler(scheduler),
-            site=SITE,
+            site=site,
             kind="run",
             sweeper="basic",
             command=["ftslurm", "submit", "-m"],
@@ -47,6 +48,15 @@ def begin(tmp_path):
         )
 
     return make
+
+
+def test_what_the_site_has_told_is_not_asked_again(begin, slurm):
+    slurm.program("scontrol", "#!/bin/sh\necho 'asked once more' >&2; exit 1\n")
+    sweep = begin(site=replace(SITE, array_size=11))
+    sweep.launch([task(number) for number in range(12)])
+    assert [call["options"]["array"] for call in slurm.calls] == ["0-9", "0-1"]
+    with pytest.raises(RefusedError, match="MaxArraySize is 0"):
+        begin(site=replace(SITE, array_size=0)).launch([task(0)])
 
 
 def task(number, *, entry="mytrain:train", continue_by="auto", files=None, **cluster):
@@ -81,6 +91,9 @@ def test_the_tasks_are_runs_like_any_other_and_one_array(begin, slurm):
         assert (run.code / "mytrain.py").exists() and (run.code / "ftslurm").is_dir()
         assert "mytrain.py" in read_json(run.code_json)["files"]
         require_own(run)
+        # Written once for all.
+        for name in ("train.pkl", "x.pkl", "code.json"):
+            assert (run.submit / name).samefile(layout.task(0).submit / name)
     # A successor, or a person's resume, is a single job by the run's own command.
     assert layout.task(2).sbatch_command.read_text().endswith(f"{layout.task(2).script}\n")
     assert not [path for path in layout.root.parent.iterdir() if path != layout.root]

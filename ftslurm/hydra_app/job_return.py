@@ -7,7 +7,7 @@ thousand tasks would take hundreds of megabytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from ftslurm.hydra_app.frozen import read_config
@@ -15,15 +15,16 @@ from ftslurm.run.layout import RunLayout
 
 
 def job_return(
-    layout: RunLayout,
+    configs: Callable[[], tuple[Any, Any]],
     *,
     overrides: Sequence[str],
-    working_dir: str,
+    working_dir: Optional[str],
     name: str,
     finished: bool,
     value: Any,
 ) -> Any:
-    """Hydra's `JobReturn`. Of a task that did not finish, `return_value` raises `value`."""
+    """Hydra's `JobReturn`. `configs`: what reads the task's own configuration and Hydra's. Of a
+    task that did not finish, `return_value` raises `value`."""
     from hydra.core.utils import JobStatus
 
     job = _task_return()(
@@ -33,7 +34,7 @@ def job_return(
         status=JobStatus.COMPLETED if finished else JobStatus.FAILED,
     )
     job.return_value = value
-    job.layout = layout
+    job.read = configs
     return job
 
 
@@ -42,11 +43,11 @@ def _task_return() -> Any:
     from hydra.core.utils import JobReturn
 
     class TaskReturn(JobReturn):  # type: ignore[misc]
-        layout: Optional[RunLayout] = None
+        read: Optional[Callable[[], tuple[Any, Any]]] = None
 
         @functools.cached_property
         def configs(self) -> tuple[Any, Any]:
-            return (None, None) if self.layout is None else _read(self.layout)
+            return (None, None) if self.read is None else self.read()
 
         cfg = _field("cfg", 0)
         """The task's own configuration."""
@@ -74,7 +75,15 @@ def _field(name: str, place: int) -> property:
     return property(get, put)
 
 
-def _read(layout: RunLayout) -> tuple[Any, Any]:
+def configs_of_run(layout: RunLayout) -> tuple[Any, Any]:
+    """Of a run of ftslurm's own, which knows nothing of Hydra."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.load(layout.config_yaml), None
+
+
+def configs_of_task(layout: RunLayout) -> tuple[Any, Any]:
+    """Of a task of somebody's program."""
     from omegaconf import OmegaConf, open_dict, read_write
 
     config = read_config(layout)

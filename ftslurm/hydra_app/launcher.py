@@ -8,6 +8,7 @@ sweeper looks at it, so that all others have ended by then.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 
 from ftslurm.errors import EXIT_FAILED, FtslurmError
 from ftslurm.files import encode_json
-from ftslurm.hydra_app.frozen import CONFIG, Frozen, freeze_config
-from ftslurm.hydra_app.job_return import job_return
+from ftslurm.hydra_app.frozen import CONFIG, Frozen
+from ftslurm.hydra_app.job_return import configs_of_task, job_return
 from ftslurm.hydra_app.quick_loader import QuickLoader
 from ftslurm.hydra_app.schema import chosen_groups, given
 from ftslurm.hydra_app.started import how_started, program_of
@@ -80,14 +81,20 @@ class Submission:
     """The tasks of somebody's program."""
 
     def __init__(self, context: Any, config: Any) -> None:
+        from omegaconf.errors import OmegaConfBaseException
+
         if not isinstance(context.config_loader, QuickLoader):
             # The sweeper's, too, which composes every task before any is launched.
             context.config_loader = QuickLoader(context.config_loader)
         self._context = context
         self._config = config
+        # As Hydra's own launchers do: a time in it is then the sweep's, and in every task the same.
+        with contextlib.suppress(OmegaConfBaseException):
+            config.hydra.sweep.dir  # noqa: B018 - what it comes to is kept
         self._folder = Path.cwd()
         self._call = how_started(self._folder)
         check_words(self._call.argv, "the command line")
+        self._call_data = encode_json(self._call.to_dict())
         options = _plain(config.hydra.launcher)
         self._course = Course(
             kind=PROGRAM,
@@ -98,6 +105,7 @@ class Submission:
             say=log.info,
         )
         self._specs: dict[str, tuple[RunSpec, str]] = {}
+        self._last: Optional[tuple[dict[str, Any], tuple[RunSpec, str]]] = None
         self._layout: Optional[SweepLayout] = None
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
@@ -121,20 +129,20 @@ class Submission:
         ]
 
     def _freeze(self, layout: SweepLayout, number: int, overrides: list[str]) -> Frozen:
-        config = self._context.config_loader.load_sweep_config(self._config, overrides)
-        return freeze_config(
-            config, run_id=layout.task_id(number), number=number, overrides=overrides
-        )
+        loader: QuickLoader = self._context.config_loader
+        return loader.freeze(self._config, overrides, run_id=layout.task_id(number), number=number)
 
     def _task(self, number: int, overrides: Sequence[str], frozen: Frozen) -> Task:
         from ftslurm.submit.sweep import Task
 
         spec, text = self._spec(frozen.options)  # which may follow from the task's configuration
-        files = {CONFIG: frozen.data, CALL: encode_json(self._call.to_dict())}
+        files = {CONFIG: frozen.data, CALL: self._call_data}
         return Task(number, tuple(overrides), spec, text, files)
 
     def _spec(self, options: dict[str, Any]) -> tuple[RunSpec, str]:
         """The same for all tasks with the same options."""
+        if self._last is not None and options is self._last[0]:
+            return self._last[1]
         key = json.dumps(options, sort_keys=True, default=str)
         if key not in self._specs:
             config_dir = options["config_dir"]
@@ -152,6 +160,7 @@ class Submission:
             )
             program = program_of(self._call, composed.spec.cluster)
             self._specs[key] = with_program(composed.spec, composed.text, program)
+        self._last = (options, self._specs[key])
         return self._specs[key]
 
     def _job_return(
@@ -163,7 +172,7 @@ class Submission:
         if result is not None and not finished:
             value = hydra_error(f"ftslurm: error: {failure(result)}")
         return job_return(
-            layout.task(number),
+            functools.partial(configs_of_task, layout.task(number)),
             overrides=frozen.overrides,
             working_dir=frozen.working_dir,
             name=self._config.hydra.job.name,

@@ -9,6 +9,7 @@ Used of Hydra 1.3 by private names: `hydra._internal.hydra.Hydra` and
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ftslurm.errors import FtslurmError, SpecError
+from ftslurm.hydra_app.job_return import configs_of_run, job_return
+from ftslurm.run.layout import RunLayout
 from ftslurm.submit.compose import SCHEMA_NAME, config_folders, searchpath, sentence
 
 if TYPE_CHECKING:
@@ -27,16 +30,15 @@ Launch = Callable[[Sequence[Sequence[str]], int], "list[TaskResult]"]
 class NativeSweep:
     """Where Hydra expects the task function; the launcher finds it there and hands over."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, run: Callable[[int], RunLayout]) -> None:
         self._launch = launch
+        self._run = run
         self.is_launching = False
 
     def __call__(self, config: Any) -> None:
         raise AssertionError("tasks of a sweep are submitted, not called")
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
-        from hydra.core.utils import JobReturn, JobStatus
-
         from ftslurm.hydra_app.launcher import hydra_error
 
         jobs = []
@@ -44,10 +46,14 @@ class NativeSweep:
         results = self._launch(job_overrides, initial_job_idx)
         self.is_launching = False
         for overrides, result in zip(job_overrides, results):
-            job = JobReturn(overrides=list(overrides), task_name="ftslurm")
-            job.status = JobStatus.COMPLETED if result.finished else JobStatus.FAILED
-            job.return_value = (
-                result.value if result.finished else hydra_error(f"{result.run_id} {result.text}")
+            error = hydra_error(f"{result.run_id} {result.text}")
+            job = job_return(
+                functools.partial(configs_of_run, self._run(result.number)),
+                overrides=overrides,
+                working_dir=None,
+                name="ftslurm",
+                finished=result.finished,
+                value=result.value if result.finished else error,
             )
             jobs.append(job)
         return jobs
@@ -66,9 +72,15 @@ def _said(error: Exception) -> str:
     return f"the sweeper has raised {type(error).__name__}{said} ({frame.filename}:{frame.lineno})"
 
 
-def sweep(launch: Launch, overrides: Sequence[str], config_dir: Optional[Path]) -> dict[str, bytes]:
-    """Have Hydra sweep; the files that the sweeper has left, by name. `overrides`: as Hydra takes
-    them. SpecError for what the sweeper refuses, or makes of the tasks' values."""
+def sweep(
+    launch: Launch,
+    run: Callable[[int], RunLayout],
+    overrides: Sequence[str],
+    config_dir: Optional[Path],
+) -> dict[str, bytes]:
+    """Have Hydra sweep; the files that the sweeper has left, by name. `run`: where a task lies that
+    was launched. `overrides`: as Hydra takes them. SpecError for what the sweeper refuses, or makes
+    of the tasks' values."""
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
     from hydra.core.config_store import ConfigStore
@@ -78,7 +90,7 @@ def sweep(launch: Launch, overrides: Sequence[str], config_dir: Optional[Path]) 
 
     ConfigStore.instance().store(name=SCHEMA_NAME, node=RunSpec, provider="ftslurm")
     primary, *others = config_folders(config_dir)
-    task = NativeSweep(launch)
+    task = NativeSweep(launch, run)
     app = Hydra.create_main_hydra2("ftslurm", create_config_search_path(str(primary)))
     try:
         with tempfile.TemporaryDirectory(prefix="ftslurm-sweep-") as place:

@@ -3,7 +3,8 @@
 Hydra composes a task from its files each time, once to see whether it can be and once when it is
 launched. What is read depends on the chosen options of groups alone: so each set of choices is
 composed by Hydra once, and the values of a task are put over a copy, by the same code of Hydra's.
-Whatever is not plainly such a value is left to Hydra.
+Whatever is not plainly such a value is left to Hydra. Who only asks whether a task can be composed,
+as Hydra's sweepers do of each, looks at no copy, so that one is made when somebody does.
 
 Private names used of Hydra 1.3: `ConfigLoaderImpl._apply_overrides_to_config`,
 `get_overrides_dirname`.
@@ -11,9 +12,51 @@ Private names used of Hydra 1.3: `ConfigLoaderImpl._apply_overrides_to_config`,
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
+
+from ftslurm.hydra_app.common_part import Common, take_common
+from ftslurm.hydra_app.frozen import Frozen, copier, freeze_config
+from ftslurm.submit.override import plain_override
+
+_TRIED = 16
+"""Kinds of tasks, of as many as there are; a configuration of each takes some 300 KB."""
+
+_Use = tuple[str, bool]
+"""A key, and whether a map is given to it: which to Hydra is a value, of a group too."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A task as a base and what is put over it."""
+
+    choices: tuple[str, ...]
+    values: tuple[Any, ...]
+    """Hydra's overrides."""
+    words: tuple[Any, ...]
+    """All of the task's, choices too, in their order."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The same for tasks that differ in values alone."""
+        return self.choices, frozenset((word.key_or_group, word.type) for word in self.values)
+
+    @property
+    def are_single(self) -> bool:
+        """Whether each puts one value in the place of another, whatever the others do."""
+        keys = {word.key_or_group for word in self.values}
+        parents = {key[:place] for key in keys for place, sign in enumerate(key) if sign == "."}
+        return (
+            len(keys) == len(self.values)
+            and parents.isdisjoint(keys)
+            and not any(
+                word.is_delete() or "$" in word.input_line or isinstance(word._value, (dict, list))
+                for word in self.values
+            )
+        )
 
 
 class QuickLoader:
@@ -22,63 +65,195 @@ class QuickLoader:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._parsed: dict[str, Any] = {}
-        self._groups: dict[frozenset[str], Optional[frozenset[str]]] = {}
-        """keys of a task -> those of them that choose options; None: not to be done here"""
-        self._bases: dict[tuple[str, ...], Any] = {}
+        self._groups: dict[frozenset[_Use], Optional[frozenset[_Use]]] = {}
+        """uses of a task -> those of them that choose options; None: not to be done here"""
+        self._bases: dict[tuple[str, ...], Callable[[], Any]] = {}
+        self._tried: dict[Any, Any] = {}
+        """kind of tasks -> a configuration over which the values of one were put"""
+        self._begun: dict[tuple[Any, ...], tuple[Optional[Common], Callable[[], Any]]] = {}
+        """kind of tasks -> (what is known of it, what all of them begin with)"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: Any, sweep_overrides: Sequence[str]) -> Any:
-        words = [(text, self._parse(text)) for text in sweep_overrides]
-        keys = frozenset(override.key_or_group for _, override in words)
-        if keys not in self._groups:
-            # The first of its kind shows what Hydra takes its keys for.
+        parts = self.parts(sweep_overrides)
+        if parts is None:
             config = self._loader.load_sweep_config(master_config, list(sweep_overrides))
-            self._groups[keys] = self._chosen(config, [override for _, override in words])
+            self._learn(config, sweep_overrides)
             return config
-        groups = self._groups[keys]
-        if groups is None:
-            return self._loader.load_sweep_config(master_config, list(sweep_overrides))
-        choices = tuple(text for text, override in words if override.key_or_group in groups)
+        if self._has_been_put(parts):
+            # Whoever looks only whether it can be composed looks no further.
+            return later(lambda: self._made(master_config, parts))
+        config = self._made(master_config, parts)
+        if parts.are_single and len(self._tried) < _TRIED:
+            self._tried[parts.kind] = self._made(master_config, parts)
+        return config
+
+    def _made(self, master_config: Any, parts: Parts) -> Any:
+        config = self.base(master_config, parts.choices)
+        put(parts, config)
+        return config
+
+    def _has_been_put(self, parts: Parts) -> bool:
+        """Whether Hydra puts the values over a configuration that has had such values."""
+        tried = self._tried.get(parts.kind) if parts.are_single else None
+        if tried is None:
+            return False
+        try:
+            apply([_given_anew(word) for word in parts.values], tried)
+        except Exception:  # noqa: BLE001 - what it is Hydra says of a configuration as it should be
+            return False
+        return True
+
+    def parts(self, overrides: Sequence[str]) -> Optional[Parts]:
+        """None for what is left to Hydra. The first of its kind always is: it shows what Hydra
+        takes the keys for."""
+        from hydra.errors import HydraException
+
+        try:
+            words = tuple(self._parse(text) for text in overrides)
+        except HydraException:
+            return None  # which it says by itself
+        groups = self._groups.get(_uses(words))
+        # Which of several values is meant Hydra does not know either, and says so.
+        if groups is None or any(word.is_sweep_override() for word in words):
+            return None
+        return Parts(
+            tuple(word.input_line for word in words if _use(word) in groups),
+            tuple(word for word in words if _use(word) not in groups),
+            words,
+        )
+
+    def base(self, master_config: Any, choices: tuple[str, ...]) -> Any:
+        """A copy of what these choices come to without any values."""
         if choices not in self._bases:
-            self._bases[choices] = self._loader.load_sweep_config(master_config, list(choices))
-        return self._put(self._bases[choices], words, groups)
+            config = self._loader.load_sweep_config(master_config, list(choices))
+            self._bases[choices] = copier(config)
+        return _as_of_now(self._bases[choices](), master_config)
+
+    def freeze(
+        self, master_config: Any, overrides: Sequence[str], *, run_id: str, number: int
+    ) -> Frozen:
+        """What `freeze_config` makes of what `load_sweep_config` gives."""
+        parts = self.parts(overrides)
+        if parts is None or not parts.are_single:
+            config = self.load_sweep_config(master_config, overrides)
+            return freeze_config(config, run_id=run_id, number=number, overrides=overrides)
+        if parts.kind not in self._begun:
+            keys = {word.key_or_group for word in parts.values}
+            self._begun[parts.kind] = self._begin(master_config, parts.choices, keys)
+        common, copied = self._begun[parts.kind]
+        config = _as_of_now(copied(), master_config)
+        put(parts, config)
+        return freeze_config(
+            config, run_id=run_id, number=number, overrides=overrides, common=common
+        )
+
+    def _begin(
+        self, master_config: Any, choices: tuple[str, ...], keys: Collection[str]
+    ) -> tuple[Optional[Common], Callable[[], Any]]:
+        from omegaconf.errors import OmegaConfBaseException
+
+        config = self.base(master_config, choices)
+        try:
+            common = take_common(config, keys)
+        except OmegaConfBaseException:
+            # To be said as of a task.
+            common, config = None, self.base(master_config, choices)
+        return common, copier(config)
 
     def _parse(self, text: str) -> Any:
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
         if text not in self._parsed:
-            self._parsed[text] = OverridesParser.create().parse_override(text)
+            plain = plain_override(text)
+            parsed = plain if plain is not None else OverridesParser.create().parse_override(text)
+            self._parsed[text] = parsed
         return self._parsed[text]
 
-    @staticmethod
-    def _chosen(config: Any, overrides: Sequence[Any]) -> Optional[frozenset[str]]:
-        if any(item.is_hydra_override() or item.package or item.is_delete() for item in overrides):
-            return None
-        known = config.hydra.runtime.choices
-        return frozenset(item.key_or_group for item in overrides if item.key_or_group in known)
+    def _learn(self, config: Any, overrides: Sequence[str]) -> None:
+        words = [self._parse(text) for text in overrides]
+        uses = _uses(words)
+        if any(word.is_hydra_override() or word.package or word.is_delete() for word in words):
+            self._groups[uses] = None
+        elif uses not in self._groups:
+            known = config.hydra.runtime.choices
+            chosen = (use for use in uses if use[0] in known and not use[1])
+            self._groups[uses] = frozenset(chosen)
 
-    @staticmethod
-    def _put(base: Any, words: Sequence[tuple[str, Any]], groups: frozenset[str]) -> Any:
-        from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-        from hydra.errors import ConfigCompositionException
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
 
-        config = copy.deepcopy(base)
-        OmegaConf.copy_cache(from_config=base, to_config=config)
-        values = [override for _, override in words if override.key_or_group not in groups]
-        try:
-            ConfigLoaderImpl._apply_overrides_to_config(values, config)
-        except OmegaConfBaseException as error:
-            raise ConfigCompositionException from error
-        job = config.hydra.job
-        config.hydra.overrides.task = [override.input_line for _, override in words]
-        job.override_dirname = get_overrides_dirname(
-            overrides=[override for _, override in words],
-            kv_sep=job.config.override_dirname.kv_sep,
-            item_sep=job.config.override_dirname.item_sep,
-            exclude_keys=job.config.override_dirname.exclude_keys,
-        )
-        return config
+def _use(word: Any) -> _Use:
+    return word.key_or_group, isinstance(word._value, dict)
+
+
+def _uses(words: Sequence[Any]) -> frozenset[_Use]:
+    return frozenset(map(_use, words))
+
+
+def _as_of_now(config: Any, master_config: Any) -> Any:
+    """With what resolvers have given to the sweep's configuration by now, as Hydra gives it on."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.copy_cache(from_config=master_config, to_config=config)
+    return config
+
+
+def put(parts: Parts, config: Any) -> None:
+    """Over what the task's choices come to."""
+    from hydra._internal.config_loader_impl import get_overrides_dirname
+
+    apply(parts.values, config)
+    hydra = config.hydra
+    hydra.overrides.task = [word.input_line for word in parts.words]
+    how = hydra.job.config.override_dirname
+    hydra.job.override_dirname = get_overrides_dirname(
+        overrides=parts.words,
+        kv_sep=how.kv_sep,
+        item_sep=how.item_sep,
+        exclude_keys=how.exclude_keys,
+    )
+
+
+def apply(values: Sequence[Any], config: Any) -> None:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.errors import ConfigCompositionException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException from error
+
+
+def _given_anew(word: Any) -> Any:
+    """`word` as it is put where it was put before: what was to be added is there by now."""
+    from hydra.core.override_parser.types import OverrideType
+
+    return dataclasses.replace(word, type=OverrideType.FORCE_ADD) if word.is_add() else word
+
+
+def later(make: Callable[[], Any]) -> Any:
+    """A DictConfig that becomes what `make` gives when somebody looks into it."""
+    kind = _later()
+    config = kind.__new__(kind)
+    object.__getattribute__(config, "__dict__")["make"] = make
+    return config
+
+
+@functools.cache
+def _later() -> Any:
+    from omegaconf import DictConfig
+
+    class Later(DictConfig):
+        def __getattribute__(self, name: str) -> Any:
+            state = object.__getattribute__(self, "__dict__")
+            made = vars(state["make"]())
+            object.__setattr__(self, "__class__", DictConfig)
+            del state["make"]
+            state.update(made)
+            for node in state["_content"].values():
+                node._set_parent(self)
+            return getattr(self, name)
+
+    return Later

@@ -8,6 +8,7 @@ to say. Pure: nothing is read or written.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +62,15 @@ def launcher_options(target: str) -> Any:
         *_OWN,
         *_without_defaults(RunSpec, "", top=True),
     ]
-    return dataclasses.make_dataclass("FtslurmLauncherConf", own)()
+    return _made("FtslurmLauncherConf", own)()
+
+
+def _made(name: str, fields: list[tuple[str, Any, Any]]) -> Any:
+    """A dataclass of this module, where pickle finds it: a configuration of a thousand tasks is
+    copied that way."""
+    made = dataclasses.make_dataclass(name, fields, namespace={"__module__": __name__})
+    setattr(sys.modules[__name__], name, made)
+    return made
 
 
 def _without_defaults(kind: type, prefix: str, *, top: bool = False) -> list[tuple[str, Any, Any]]:
@@ -70,7 +79,7 @@ def _without_defaults(kind: type, prefix: str, *, top: bool = False) -> list[tup
         if dataclasses.is_dataclass(of):
             below = _without_defaults(typing.cast(type, of), f"{prefix}{name}.")
             if below:
-                made = dataclasses.make_dataclass(typing.cast(type, of).__name__, below)
+                made = _made(f"{typing.cast(type, of).__name__}Options", below)
                 fields.append((name, made, field(default_factory=made)))
         elif not is_for_program(f"{prefix}{name}"):
             continue

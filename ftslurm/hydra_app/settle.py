@@ -8,15 +8,19 @@ lists and groups that hold something left, and calls that give an object.
 What a call that is left draws at random would be another on each rank: that is refused, as far as
 it is in the call's arguments. A resolver with a cache draws once, as the cache goes along.
 
+OmegaConf parses a text each time that it is looked up, which costs more than all else; meanwhile it
+is given the tree of a text that it has parsed before.
+
 Used of OmegaConf beside what it documents: the tree of `grammar_parser.parse`,
-`resolve_parse_tree`, and by a private name `_get_full_key`.
+`resolve_parse_tree`, and by private names `_get_full_key`, `_get_node`. Replaced: `base.parse`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Optional
@@ -49,18 +53,63 @@ def noting(is_left: Callable[..., bool]) -> Iterator[list[str]]:
             raise _AskedError(name)
         return False
 
-    with left_as_references(noted):
+    with left_as_references(noted), _parsing_once():
         yield asked
 
 
-def settle(config: Any, is_left: Callable[..., bool]) -> dict[str, str]:
-    """Settle `config` in place. What is left: its key, as OmegaConf writes it -> the environment
-    variable that it asks for, "" where an object is the reason. OmegaConfBaseException for what
-    cannot be resolved, SpecError for what would be another at each read."""
+@contextlib.contextmanager
+def _parsing_once() -> Iterator[None]:
+    from omegaconf import base
+
+    names = vars(base)
+    parse, names["parse"] = names["parse"], _parsed
+    try:
+        yield
+    finally:
+        names["parse"] = parse
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    from omegaconf.grammar_parser import parse
+
+    return parse(text)
+
+
+Place = tuple[Any, ...]
+"""Of a value in a configuration: the names and numbers that lead to it."""
+
+
+def settle(
+    config: Any, is_left: Callable[..., bool], places: Optional[Sequence[Place]] = None
+) -> dict[str, str]:
+    """Settle `config` in place; with `places`, which are those of all its references, nothing else
+    is looked at. What is left: its key, as OmegaConf writes it -> the environment variable that it
+    asks for, "" where an object is the reason. OmegaConfBaseException for what cannot be resolved,
+    SpecError for what would be another at each read."""
     with noting(is_left) as asked:
-        settling = _Settling(asked)
+        return settle_noted(config, asked, places)
+
+
+def settle_noted(
+    config: Any, asked: list[str], places: Optional[Sequence[Place]] = None
+) -> dict[str, str]:
+    """As `settle`, within `noting`."""
+    settling = _Settling(asked)
+    if places is None:
         settling.container(config)
+    else:
+        settling.places(config, places)
     return settling.left
+
+
+def references_in(plain: Any, above: Place = ()) -> Iterator[tuple[Place, str]]:
+    """The references in what OmegaConf.to_container gives, unresolved, in their order."""
+    for name, value in plain.items() if isinstance(plain, dict) else enumerate(plain):
+        if isinstance(value, (dict, list)):
+            yield from references_in(value, (*above, name))
+        elif isinstance(value, str) and "${" in value:
+            yield (*above, name), value
 
 
 class _Settling:
@@ -88,6 +137,17 @@ class _Settling:
                     self.left[config._get_full_key(name)] = reason
         self._settled[id(config)] = (config, reasons)
         return reasons
+
+    def places(self, config: Any, places: Sequence[Place]) -> None:
+        from omegaconf import OmegaConf
+
+        for *above, name in places:
+            holder = _group_at(config, above)
+            if holder is not None and OmegaConf.is_interpolation(holder, name):
+                text = holder._get_node(name)._value()
+                reason = self._leaf(holder, name, text)
+                if reason is not None:
+                    self.left[holder._get_full_key(name)] = reason
 
     def _leaf(self, holder: Any, name: Any, text: str) -> Optional[str]:
         """Settle one value; why it, or a part of it, is left."""
@@ -170,6 +230,15 @@ class _Settling:
                 )
 
 
+def _group_at(config: Any, place: Sequence[Any]) -> Any:
+    """The list or group there; None where a value has taken the place of one on the way."""
+    for name in place:
+        config = config._get_node(name)
+        if config is None or not isinstance(config._value(), (dict, list)):
+            return None
+    return config
+
+
 def _put(holder: Any, name: Any, value: Any) -> bool:
     """Whether it can be kept: no object, and no list or map with one in it. Lists and maps become
     OmegaConf's."""
@@ -203,9 +272,7 @@ def _write(holder: Any, name: Any, value: Any) -> None:
 
 def _parts(text: str) -> list[Any]:
     """Texts and interpolations of a value, as OmegaConf's grammar has them."""
-    from omegaconf.grammar_parser import parse
-
-    return list(parse(text).getChild(0).getChildren())
+    return list(_parsed(text).getChild(0).getChildren())
 
 
 def _is_interpolation(tree: Any) -> bool:

@@ -71,6 +71,18 @@ def _finish(name: str, answer: Answer, record: Optional[dict[str, Any]]) -> int:
     return EXIT_OK if answer.ok else EXIT_FAILED
 
 
+_OF_ONE = {"tasks": "task", "ones": "one", "are": "is", "were": "was", "stay": "stays",
+           "save": "saves"}  # fmt: skip
+
+
+def counted(count: int, words: str) -> str:
+    """`3 tasks are queued`, `1 task is queued`: `words` as they are said of several."""
+    said = words.split(" ")
+    if count == 1:
+        said[:3] = [_OF_ONE.get(word, word) for word in said[:3]]
+    return " ".join([str(count), *said])
+
+
 def tell(text: str) -> None:
     """News while a verb waits; not on stdout, which is for the answer."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -31,13 +31,16 @@ from ftslurm.recovery.own_job import OwnJob
 from ftslurm.recovery.successor import KEEP_OUT_S, reason_to_leave
 from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.control import LEAVING
-from ftslurm.run.jobs import BY_PERSON, Job, add_job, read_jobs
+from ftslurm.run.jobs import BY_PERSON, Job, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout, find_sweep
 from ftslurm.run.sweep_lock import queueing
+from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler.again import submit_again
 from ftslurm.scheduler.hostlist import expand
+from ftslurm.scheduler.lost_arrays import find_lost, still_open
+from ftslurm.sweep.queue import queue_alone
 
 ENDING_S = 90.0
 """How long a job that is being torn down is waited for: KillWait and all epilogs."""
@@ -219,11 +222,28 @@ def _again(run: OpenRun, withdrawn: str) -> Answer:
             "waiting", f"job {queued.job_id} is queued already{withdrawn}", True, queued.job_id
         )
     exclude = list(settle_exclusions(_own_job(run)))
-    job_id = submit_again(run.layout, run.record.scheduler, exclude=exclude)
-    # The job itself writes this down when it starts before us.
-    if job_id not in [job.job_id for job in read_jobs(run.layout)]:
-        add_job(run.layout, job_id, scheduler=run.record.scheduler, queued_by=BY_PERSON)
+    job_id = _submit(run, exclude)
     return Answer("queued", f"job {job_id} is queued and goes on where the run was", True, job_id)
+
+
+def _submit(run: OpenRun, exclude: Sequence[str]) -> str:
+    scheduler = run.record.scheduler
+    sweep = find_sweep(str(run.layout.root.parent))
+    if sweep is not None and scheduler == "slurm":
+        for task in read_tasks(sweep):
+            if task.run_id == run.record.run_id:
+                return queue_alone(sweep, task, exclude=exclude, queued_by=BY_PERSON)
+    job_id = submit_again(run.layout, scheduler, exclude=exclude)
+    add_job(run.layout, job_id, scheduler=scheduler, queued_by=BY_PERSON)
+    return job_id
+
+
+def _require_none_on_its_way(sweep: SweepLayout, task: RunLayout) -> None:
+    """RunError while Slurm may yet take a job of this task, whoever asked for it being dead."""
+    find_lost(sweep)
+    for number, why in still_open(sweep).items():
+        if sweep.task_id(number) == task.root.name:
+            raise RunError(f"`{task.root}`: {why}; resume it again then")
 
 
 @contextlib.contextmanager
@@ -233,6 +253,7 @@ def _alone(layout: RunLayout) -> Iterator[None]:
     with contextlib.ExitStack() as locks:
         if sweep is not None:  # whose tasks are queued by others too
             locks.enter_context(queueing(sweep))
+            _require_none_on_its_way(sweep, layout)
         stream = locks.enter_context((layout.submit / "resume.lock").open("w"))
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.errors import RunError, SchedulerError
-from ftslurm.operate.answer import Answer, tell
+from ftslurm.operate.answer import Answer, counted, tell
 from ftslurm.run.acts import note_act
 from ftslurm.run.control import SAVE, STOP, ControlFiles
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
-from ftslurm.run.sweep_record import read_sweep
+from ftslurm.run.sweep_record import PROGRAM, read_sweep
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.lost_arrays import find_lost, find_singles, still_open
 from ftslurm.sweep.look import (
@@ -49,14 +49,14 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
     left = [task for task in after.of(*ALIVE, NOBODY_KNOWS) if task.alive and not _ends(task)]
     if left:
         raise SchedulerError(
-            f"{len(left)} tasks are still alive ({_names(left)}): "
+            f"{counted(len(left), 'tasks are')} still alive ({_names(left)}): "
             f"{error or 'Slurm has not ended them yet'}; the order to stop is left, so they save "
             "and leave at their next step"
         )
     _tidy(layout, after, live)
     _note(layout, live, "cancel")
     told = [
-        f"{len(live)} tasks are cancelled, {before.counts[DONE]} were done",
+        f"{counted(len(live), 'tasks are cancelled')}, {counted(before.counts[DONE], 'were done')}",
         unknown,
         f"`ftslurm resume {layout.root}` lets the others go on, each from what it has committed",
     ]
@@ -78,8 +78,8 @@ def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sle
     running = len(live) - len(gone)
     note = f" (of those that wait some could not be cancelled: {error})" if error else ""
     told = [
-        f"{running} tasks are ordered to save and leave at their next step, {len(gone)} only "
-        f"waited and are cancelled{note}",
+        f"{counted(running, 'tasks are ordered')} to save and leave at the next step, {len(gone)} "
+        f"only waited, now cancelled{note}",
         unknown,
         f"`ftslurm resume {layout.root}` lets them go on",
     ]
@@ -88,13 +88,18 @@ def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sle
 
 
 def save_sweep(layout: SweepLayout) -> Answer:
+    if read_sweep(layout).kind == PROGRAM:
+        raise RunError(
+            f"the tasks of `{layout.root}` are calls of a program, which saves when it sees fit"
+        )
     running = look(layout).of(RUNNING)
     if not running:
         raise RunError(f"no task of `{layout.root}` is running; what is committed is kept")
     for task in running:
         _control(layout, task).give(SAVE)
     return Answer(
-        "ordered", f"{len(running)} running tasks save at their next step and go on; see their logs"
+        "ordered",
+        f"{counted(len(running), 'running tasks save')} at the next step and go on; see the logs",
     )
 
 
@@ -149,8 +154,8 @@ def _nobody_knows(tasks: Sequence[TaskLook], lost: Mapping[int, str]) -> str:
         return ""
     why = next(iter(lost.values()), "Slurm does not answer")
     return (
-        f"nobody can say whether {len(tasks)} tasks are alive ({_names(tasks)}): {why}; the "
-        "order to stop is left for them, cancel again then"
+        f"nobody can say whether {counted(len(tasks), 'tasks are')} alive ({_names(tasks)}): "
+        f"{why}; the order to stop is left, cancel again then"
     )
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Optional
 
-from ftslurm.errors import FtslurmError
-from ftslurm.operate.answer import Answer, tell
+from ftslurm.errors import FtslurmError, SchedulerError
+from ftslurm.operate.answer import Answer, counted, tell
 from ftslurm.operate.resume import ENDING_S, resume
 from ftslurm.operate.standing import open_run
 from ftslurm.recovery.keep_out import settle_exclusions
@@ -46,7 +45,8 @@ from ftslurm.sweep.look import (
     TaskLook,
     look_twice,
 )
-from ftslurm.sweep.queue import queue_tasks
+from ftslurm.sweep.queue import by_array, queue_tasks
+from ftslurm.sweep.share import use_room
 
 POLL_S = 2.0
 
@@ -75,7 +75,7 @@ def _settled(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
     seen = look_twice(layout, sleep)
     while _leaving(layout, seen) and time.monotonic() < until:
         if not said:
-            tell(f"{len(_leaving(layout, seen))} tasks are on their way out; waiting for their end")
+            tell(f"{counted(len(_leaving(layout, seen)), 'tasks are')} on the way out; waiting")
         said = True
         sleep(POLL_S)
         seen = look_twice(layout, sleep)
@@ -127,14 +127,20 @@ def _queue(
         outcome = Outcome(singles=begun)
         outcome.leave(sorted({*numbers} - {*begun}), "somebody has cancelled the sweep meanwhile")
         return outcome
-    return queue_tasks(
+    over = [task.number for task in seen.tasks if not task.alive]
+    outcome = queue_tasks(
         layout,
         [record for record in read_tasks(layout) if record.number in wanted],
         parallelism=parallelism,
         queued_by=BY_PERSON,
         alone={task.number: names for task in tasks if (names := _excluded(layout, task))},
-        over=[task.number for task in seen.tasks if not task.alive],
+        over=over,
     )
+    try:
+        use_room(layout, over=set(over).difference(outcome.taken))
+    except (SchedulerError, OSError) as error:  # what is queued is to be told all the same
+        tell(f"fewer tasks run at once than may: {error}")
+    return outcome
 
 
 def _start_here(run: RunLayout) -> str:
@@ -189,10 +195,11 @@ def _answer(
     outcome: Outcome,
     let_go: Sequence[TaskLook],
 ) -> Answer:
-    told = [f"{len(outcome.taken)} tasks {_how(seen)}"]
+    told = [counted(len(outcome.taken), f"tasks {_how(seen)}")]
     if let_go:
-        told.append(f"{len(let_go)} held ones are released")
-    told.append(f"{seen.counts[DONE]} were done, {len(seen.of(*ALIVE)) - len(let_go)} are alive")
+        told.append(counted(len(let_go), "held ones are released"))
+    alive = counted(len(seen.of(*ALIVE)) - len(let_go), "are alive")
+    told.append(f"{counted(seen.counts[DONE], 'were done')}, {alive}")
     lost = still_open(layout)
     left = {number: why for number, why in outcome.left.items() if number not in lost}
     unknown = [task for task in seen.of(NOBODY_KNOWS) if task.number not in lost]
@@ -206,7 +213,7 @@ def _answer(
         _few(len(seen.of(HELD, ON_PAUSE)) - len(let_go), "stay held"),
         _few(
             len(seen.of(NOT_QUEUED)) - len([one for one in ready if one.state == NOT_QUEUED]),
-            "were not written whole, and are to be submitted anew",
+            "were not written whole: submit anew",
         ),
     ]
     told += filter(None, amiss)
@@ -215,26 +222,24 @@ def _answer(
 
 def _room_when(layout: SweepLayout, seen: SweepLook, outcome: Outcome) -> str:
     """What has to end before there may be room: of an array all but a few."""
-    limits = {array.array_id: array.at_once for array in read_arrays(layout)}
     alive = [task.alive[-1] for task in seen.tasks if task.alive]
     alive += [array.job_id(number) for array in outcome.arrays for number in array.numbers]
     alive += [read_jobs(layout.task(number))[-1].job_id for number in outcome.singles]
-    counts = Counter(job_id.partition("_")[0] for job_id in alive)
-    room = {name: min(count, limits.get(name) or count) for name, count in counts.items()}
-    if not room:
+    arrays = by_array(read_arrays(layout), alive)
+    if not arrays:
         return ""
-    first = min(room, key=lambda name: counts[name] - room[name])
-    if counts[first] == 1:
+    first, (count, at_once) = min(arrays.items(), key=lambda one: one[1][0] - one[1][1])
+    if count == 1:
         return f"; there is room once job {first} has ended"
-    few = f"{room[first]} of the {counts[first]} tasks"
+    few = f"{at_once} of the {count} tasks"
     return f"; there is room once fewer than {few} of array {first} are left"
 
 
 def _how(seen: SweepLook) -> str:
     if seen.record.scheduler == "local":
-        return "have run on this machine"
-    return "are queued and go on where they were"
+        return "ran on this machine"
+    return "are queued to go on"
 
 
 def _few(count: int, words: str) -> str:
-    return f"{count} {words}" if count > 0 else ""
+    return counted(count, words) if count > 0 else ""

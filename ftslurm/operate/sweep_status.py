@@ -37,6 +37,7 @@ FEW = 40
 """Of so many tasks each has its line."""
 LONGEST_OVERRIDES = 60
 LONGEST_VALUE = 24
+LONGEST_STATE = 40
 
 _ALWAYS = (RUNNING, WAITING, FAILED)
 """States that are told even where there are none."""
@@ -132,11 +133,19 @@ def _row(task: TaskLook, overrides: str) -> tuple[str, str, str, str, str, str]:
     return (
         str(task.number),
         _cut(overrides, LONGEST_OVERRIDES),
-        task.state,
+        _cut(_state(task), LONGEST_STATE),
         step,
         str(task.attempts),
         _cut(_value(task.value), LONGEST_VALUE),
     )
+
+
+def _state(task: TaskLook) -> str:
+    """With the scheduler's word why it waits, or that it is being torn down; why one has failed is
+    told below the table."""
+    if task.reason and task.state in (RUNNING, WAITING):
+        return f"{task.state} ({task.reason})"
+    return task.state
 
 
 def _value(value: Any) -> str:

@@ -1,15 +1,16 @@
 """What is written down of a sweep: sweep.json, tasks.jsonl, arrays.jsonl.
 
 sweep.json is written first and never changed; the other two are added to, a line each. A task is
-in tasks.jsonl before anything of it is queued. Of an array there is a line before Slurm is asked
-for it and one after: where the second is missing, Slurm may have taken it all the same.
+in tasks.jsonl before anything of it is queued. Of an array, and of a task that is queued alone,
+there is a line before Slurm is asked for it and one after: where the second is missing, Slurm may
+have taken it all the same.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
 from ftslurm.errors import FormatError, RunError
@@ -26,9 +27,16 @@ PROGRAM = "program"
 ASKED = "asked"
 QUEUED = "queued"
 REFUSED = "refused"
-"""Slurm has said no, or the answer was lost and no such array was found."""
+"""Slurm does not take such an array."""
+LEFT = "left"
+"""Slurm has not taken it: a limit on jobs was reached, Slurm was not, or the answer was lost and no
+such array was found."""
 FULL = "full"
-"""Slurm has said no because there are as many jobs as it holds: fewer are asked for next time."""
+"""The same, as there are as many jobs as Slurm holds: fewer are asked for next time."""
+WIDENING = "widening"
+"""Slurm is about to be told to run more of its tasks at once."""
+WIDENED = "widened"
+"""Slurm has been told."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,10 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class ArrayRecord:
-    """A line of arrays.jsonl: one call of sbatch and what came of it."""
+    """A line of arrays.jsonl: one call of sbatch, and what came of it."""
 
     event: str
-    """asked | queued | refused | full"""
+    """asked | queued | refused | left | full | widening | widened"""
     group: int
     numbers: tuple[int, ...]
     """Of the tasks in it."""
@@ -80,11 +88,13 @@ class ArrayRecord:
     array_id: Optional[str] = None
     """Of one that is queued."""
     at_once: Optional[int] = None
-    """How many of its tasks Slurm runs at once; None: all."""
+    """How many of its tasks Slurm runs at once, from then on; None: all."""
+    alone: bool = False
+    """No array: a job of its own for one task, and `array_id` is that job's."""
 
     def job_id(self, number: int) -> str:
         """Of a task in it, as Slurm's commands take it."""
-        return f"{self.array_id}_{number - self.offset}"
+        return str(self.array_id) if self.alone else f"{self.array_id}_{number - self.offset}"
 
 
 def write_sweep(layout: SweepLayout, record: SweepRecord) -> None:
@@ -149,11 +159,21 @@ def add_array(
     offset: int = 0,
     array_id: Optional[str] = None,
     at_once: Optional[int] = None,
+    alone: bool = False,
     now: Callable[[], float] = time.time,
 ) -> ArrayRecord:
     """Write down that sbatch is about to be called, or what it said."""
-    array = ArrayRecord(event, group, tuple(numbers), now(), offset, array_id, at_once)
-    line = {"schema_version": 1, **asdict(array), "tasks": format_numbers(numbers)}
+    array = ArrayRecord(event, group, tuple(numbers), now(), offset, array_id, at_once, alone)
+    return _append(layout, array)
+
+
+def add_event(layout: SweepLayout, event: str, array: ArrayRecord) -> ArrayRecord:
+    """Write down what has become of an array."""
+    return _append(layout, replace(array, event=event, at=time.time()))
+
+
+def _append(layout: SweepLayout, array: ArrayRecord) -> ArrayRecord:
+    line = {"schema_version": 1, **asdict(array), "tasks": format_numbers(array.numbers)}
     del line["numbers"]
     append_record(layout.arrays_jsonl, line)
     return array
@@ -170,6 +190,7 @@ def read_arrays(layout: SweepLayout) -> list[ArrayRecord]:
             offset=int(record.get("offset") or 0),
             array_id=record.get("array_id"),
             at_once=record.get("at_once"),
+            alone=bool(record.get("alone")),
         )
         for record in read_records(layout.arrays_jsonl)
     ]
@@ -181,6 +202,7 @@ def unanswered(arrays: Iterable[ArrayRecord]) -> list[ArrayRecord]:
     for array in arrays:
         if array.event == ASKED:
             waiting.append(array)
+        if array.event in (ASKED, WIDENING, WIDENED):
             continue
         same = [one for one in waiting if (one.group, one.numbers) == (array.group, array.numbers)]
         if same:

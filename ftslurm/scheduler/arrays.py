@@ -3,16 +3,17 @@
 Of each call of sbatch there is a line in arrays.jsonl before and one after, so an answer that was
 lost with whoever waited for it is looked for (lost_arrays.py), and no task is queued twice. At a
 limit on jobs as many are queued as are taken, and the others are left; a group that asks for what
-Slurm does not give is refused alone, and left where Slurm has taken of it before. Before each call
-is looked whether somebody has cancelled the sweep. Whoever calls holds the sweep's lock
-(run/sweep_lock.py). Nothing of a run is changed but the list of its jobs.
+Slurm does not give is refused alone, and only after an hour where Slurm has taken of it before.
+Before each call is looked whether somebody has cancelled the sweep. Whoever calls holds the sweep's
+lock (run/sweep_lock.py). Nothing of a run is changed but the list of its jobs.
 """
 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
@@ -23,11 +24,13 @@ from ftslurm.run.sweep_lock import require_open
 from ftslurm.run.sweep_record import (
     ASKED,
     FULL,
+    LEFT,
     QUEUED,
     REFUSED,
     ArrayRecord,
     TaskRecord,
     add_array,
+    add_event,
     format_numbers,
     read_arrays,
 )
@@ -40,7 +43,7 @@ from ftslurm.scheduler.sbatch import (
     submit,
 )
 from ftslurm.scheduler.slurm import TIMEOUT_S, Runner, checked, run_command
-from ftslurm.scheduler.slurm_parse import parse_config
+from ftslurm.scheduler.slurm_parse import parse_array_size, parse_config
 
 TASK_DIGITS = 4
 """Of a task's number in the name of its folder, at least."""
@@ -49,7 +52,10 @@ AT_LIMIT = "Slurm takes no more jobs of yours just now"
 NO_PLACE = "Slurm has as many jobs as it holds just now (MaxJobCount)"
 NO_ROOM = "what is queued may run as many tasks at once as `parallelism` allows"
 
-_DEFAULT_ARRAY_SIZE = 1001
+IN_PASSING_S = 3600.0
+"""For so long what Slurm has taken of before, and refuses now, is asked for again."""
+SAME_S = 600.0
+"""Refusals that are further apart say nothing of the time between them."""
 
 Submit = Callable[[Sequence[str]], str]
 
@@ -140,6 +146,7 @@ def submit_groups(
     room: Optional[int],
     outcome: Outcome,
     queued_by: str = BY_SUBMIT,
+    array_size: Optional[int] = None,
     sbatch: Submit = submit,
     run: Runner = run_command,
 ) -> None:
@@ -148,13 +155,14 @@ def submit_groups(
     once something is, the rest is left.
 
     `room`: how many of them may run at once; None: all. An array knows nothing of the others, so
-    each has its share of it, and one that there is no share for is left.
+    each has its share of it, and one that there is no share for is left. `array_size`: Slurm's
+    MaxArraySize; None: it is asked.
     """
     if not tasks or room == 0:
         outcome.leave([task.number for task in tasks], NO_ROOM)
         return
     try:
-        array_size = read_array_size(run)
+        array_size = _require_arrays(read_array_size(run) if array_size is None else array_size)
     except RefusedError as error:
         outcome.refuse([task.number for task in tasks], str(error))
         return
@@ -175,9 +183,10 @@ def submit_groups(
 
 
 def read_array_size(run: Runner = run_command) -> int:
-    """MaxArraySize; RefusedError where it forbids arrays."""
-    shown = parse_config(checked(run, ["scontrol", "show", "config"], TIMEOUT_S))
-    size = int(shown.get("MaxArraySize") or _DEFAULT_ARRAY_SIZE)
+    return parse_array_size(parse_config(checked(run, ["scontrol", "show", "config"], TIMEOUT_S)))
+
+
+def _require_arrays(size: int) -> int:
     if size < 1:
         raise RefusedError(
             "MaxArraySize is 0 here, so Slurm takes no job arrays, and a sweep is one; ask an "
@@ -211,10 +220,13 @@ class _Queue:
                 if isinstance(error, NotReachedError):
                     raise
                 same = self._open(one for one in parts if one.group == part.group)
-                if self._was_taken(part.group):  # it may be drained, or its QOS be edited
+                since = self._refused_since(part.group)
+                if since is None:
+                    self.outcome.refuse(same, str(error))
+                elif time.time() - since < IN_PASSING_S:
                     self.outcome.leave(same, f"Slurm refuses it just now: {error}")
                 else:
-                    self.outcome.refuse(same, str(error))
+                    self.outcome.refuse(same, f"Slurm has refused it since {clock(since)}: {error}")
                 parts = [one for one in parts if one.group != part.group]
                 continue
             if why:
@@ -231,7 +243,8 @@ class _Queue:
         """Slurm takes an array whole or not at all: halves of it are tried until one task alone is
         too much. Why something is left of it; empty: nothing is."""
         share = share_of_first(self.room, sizes)
-        left, size, why = part.chunk.numbers, self._first_size(part), ""
+        left, why = part.chunk.numbers, ""
+        size, growth = self._first_size(part)
         while left:
             if share == 0:
                 return why or NO_ROOM
@@ -251,21 +264,37 @@ class _Queue:
                     raise
                 return str(error)
             left = left[size:]
+            size = size if why else size * growth
             if share is not None and self.room is not None:
                 share, self.room = share - at_once, self.room - at_once
         return ""
 
-    def _first_size(self, part: _Part) -> int:
-        """Of the first array that is asked for: half of what Slurm had no place for last, as an
-        answer takes minutes then, and the lock is let go in between."""
-        same = [one for one in self.before if one.group == part.group and one.event != ASKED]
-        if not same or same[-1].event != FULL:
-            return len(part.chunk.numbers)
-        return max(1, min(len(same[-1].numbers) // 2, len(part.chunk.numbers)))
+    def _first_size(self, part: _Part) -> tuple[int, int]:
+        """(of the first array that is asked for, how many times larger the next is if it is taken).
+        Half of what Slurm had no place for last, as an answer takes minutes then, and the lock is
+        let go in between; one task where it has not taken one alone, as a limit may last."""
+        whole = len(part.chunk.numbers)
+        same = [one for one in self.before if one.group == part.group]
+        answers = [one for one in same if one.event in (QUEUED, REFUSED, LEFT, FULL)]
+        last = answers[-1] if answers else None
+        if last is not None and last.event == FULL:
+            return max(1, min(len(last.numbers) // 2, whole)), 2
+        if last is not None and last.event == LEFT and len(last.numbers) == 1:
+            return 1, whole
+        return whole, 1
 
-    def _was_taken(self, group: int) -> bool:
-        queued = [one.group for one in self.before if one.event == QUEUED]
-        return group in (*queued, *(one.group for one in self.outcome.arrays))
+    def _refused_since(self, group: int) -> Optional[float]:
+        """Since when a group is refused of which Slurm has taken tasks before: its partition may be
+        drained, or its QOS be edited. None: Slurm has never taken one."""
+        same = [one for one in read_arrays(self.layout) if one.group == group]
+        taken = [place for place, one in enumerate(same) if one.event == QUEUED]
+        if not taken:
+            return None
+        refused = [one.at for one in same[taken[-1] :] if one.event == REFUSED]
+        since = refused[-1]
+        for at in reversed(refused):
+            since = at if since - at <= SAME_S else since
+        return since
 
     def _queue(self, group: int, chunk: Chunk, share: Optional[int]) -> int:
         """How many of these tasks may run at once."""
@@ -278,8 +307,7 @@ class _Queue:
         try:
             array_id = self.sbatch(self._arguments(group, chunk, limit))
         except RefusedError as error:
-            event = FULL if isinstance(error, FullError) else REFUSED
-            add_array(self.layout, event, group, chunk.numbers, offset=chunk.offset)
+            add_event(self.layout, event_of(error), array)
             raise
         self.outcome.arrays.append(note_array(self.layout, array, array_id, self.queued_by))
         return at_once
@@ -301,20 +329,25 @@ class _Queue:
         ]
 
 
+def event_of(error: RefusedError) -> str:
+    """What is written down of it."""
+    if isinstance(error, FullError):
+        return FULL
+    return LEFT if isinstance(error, (LimitError, NotReachedError)) else REFUSED
+
+
+def clock(at: float) -> str:
+    """A time as a person is told it."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
 def note_array(
     layout: SweepLayout, asked: ArrayRecord, array_id: str, queued_by: str
 ) -> ArrayRecord:
     """Write down the answer to what was asked."""
     # Last the answer: until it is there, the array is looked for again and all its tasks noted.
+    queued = replace(asked, array_id=array_id)
     for number in asked.numbers:
-        job_id = f"{array_id}_{number - asked.offset}"
+        job_id = queued.job_id(number)
         add_job(layout.task(number), job_id, scheduler="slurm", queued_by=queued_by)
-    return add_array(
-        layout,
-        QUEUED,
-        asked.group,
-        asked.numbers,
-        offset=asked.offset,
-        array_id=array_id,
-        at_once=asked.at_once,
-    )
+    return add_event(layout, QUEUED, queued)

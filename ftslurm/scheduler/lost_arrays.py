@@ -15,8 +15,8 @@ from typing import Optional
 from ftslurm.run.jobs import BY_BATCH, BY_SUBMIT, add_job, read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
-from ftslurm.run.sweep_record import REFUSED, ArrayRecord, add_array, read_arrays, unanswered
-from ftslurm.scheduler.arrays import note_array
+from ftslurm.run.sweep_record import LEFT, ArrayRecord, add_event, read_arrays, unanswered
+from ftslurm.scheduler.arrays import clock, note_array
 from ftslurm.scheduler.protocol import CLOCKS_S
 from ftslurm.scheduler.sbatch import SBATCH_TIMEOUT_S
 from ftslurm.scheduler.slurm import TIMEOUT_S, Runner, checked, run_command
@@ -32,9 +32,9 @@ _ROW_FORMAT = "%F|%K|%o"
 def find_lost(
     layout: SweepLayout, *, run: Runner = run_command, now: Callable[[], float] = time.time
 ) -> list[ArrayRecord]:
-    """The arrays that were asked for by somebody who did not live to write down the answer, now on
-    record. What Slurm has not is on record as refused, once it is older than OPEN_S; until then it
-    stays unanswered. SchedulerError when nobody can say."""
+    """The arrays, and jobs of tasks that are queued alone, that were asked for by somebody who did
+    not live to write down the answer, now on record. What Slurm has not is on record as left, once
+    it is older than OPEN_S; until then it stays unanswered. SchedulerError when nobody can say."""
     arrays = read_arrays(layout)
     lost = unanswered(arrays)
     if not lost:
@@ -50,7 +50,7 @@ def find_lost(
             known.add(array_id)
             found.append(note_array(layout, array, array_id, BY_SUBMIT))
         elif asked_at - array.at >= OPEN_S:
-            add_array(layout, REFUSED, array.group, array.numbers, offset=array.offset)
+            add_event(layout, LEFT, array)
     return found
 
 
@@ -58,15 +58,11 @@ def still_open(layout: SweepLayout) -> dict[int, str]:
     """Task -> what to say of it: of those that Slurm was asked for, and of which neither an answer
     nor a job is there yet."""
     return {
-        number: f"Slurm was asked for it at {_clock(array.at)}, its answer was lost, and until "
-        f"{_clock(array.at + OPEN_S)} nobody knows whether it has a job"
+        number: f"Slurm was asked for it at {clock(array.at)}, its answer was lost, and until "
+        f"{clock(array.at + OPEN_S)} nobody knows whether it has a job"
         for array in unanswered(read_arrays(layout))
         for number in array.numbers
     }
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def find_singles(layout: SweepLayout, *, run: Runner = run_command) -> list[str]:
@@ -95,12 +91,13 @@ def _owner(layout: SweepLayout) -> int:
 
 
 def _rows(shown: str) -> Mapping[str, dict[str, set[int]]]:
-    """Command of the script -> array -> indexes that there are of it."""
+    """Command of the script -> array -> indexes that there are of it; of a job alone none."""
     found: dict[str, dict[str, set[int]]] = {}
     for line in shown.splitlines():
         array_id, index, command = [*line.strip().split("|", 2), "", ""][:3]
-        if index.isdigit():  # `N/A` is what is left of those that never began
-            found.setdefault(command, {}).setdefault(array_id, set()).add(int(index))
+        indexes = found.setdefault(command, {}).setdefault(array_id, set())
+        if index.isdigit():  # `N/A` is also what is left of tasks that never began
+            indexes.add(int(index))
     return found
 
 
@@ -110,12 +107,14 @@ def _find(
     rows: Mapping[str, dict[str, set[int]]],
     known: set[str],
 ) -> Optional[str]:
+    if array.alone:
+        return _find_alone(layout, array, rows)
     script = layout.group_script(array.group, array.offset)
     wanted = {number - array.offset for number in array.numbers}
     # 22.05 shows the script's arguments, 24.11 and 26.05 do not (seen).
     shown = {**rows.get(str(script), {}), **rows.get(f"{script} {array.offset}", {})}
     for array_id, indexes in shown.items():
-        if array_id not in known and indexes <= wanted:
+        if array_id not in known and indexes and indexes <= wanted:
             return array_id
     for number in array.numbers:
         for job in read_jobs(layout.task(number)):
@@ -123,3 +122,16 @@ def _find(
             if array_id not in known and index == str(number - array.offset):
                 return array_id
     return None
+
+
+def _find_alone(
+    layout: SweepLayout, asked: ArrayRecord, rows: Mapping[str, dict[str, set[int]]]
+) -> Optional[str]:
+    (number,) = asked.numbers
+    task = layout.task(number)
+    jobs = read_jobs(task)
+    known = {job.job_id for job in jobs}
+    came = [job_id for job_id in rows.get(str(task.script), {}) if job_id not in known]
+    # Its batch script writes it down when it begins.
+    noted = [job.job_id for job in jobs if job.queued_at >= asked.at and "_" not in job.job_id]
+    return next(iter([*sorted(came, key=int), *noted]), None)

@@ -48,6 +48,7 @@ class Checks:
         self._said: set[str] = set()
         self._entries: set[tuple[object, ...]] = set()
         self._looked_into: set[str] = set()
+        self._last: Optional[RunSpec] = None
         self._is_unseen_said = False
         self._is_doctor_asked = False
 
@@ -65,6 +66,8 @@ class Checks:
 
     def plan(self, plan: Plan) -> None:
         spec, snapshot = plan.spec, plan.snapshot
+        if spec is self._last:
+            return  # another task of the same spec, at the same site and from the same source
         if spec.entry not in self._looked_into:
             self._looked_into.add(spec.entry)
             self._warn(missing_function(snapshot, spec.entry))
@@ -84,6 +87,7 @@ class Checks:
                 )
         if not self._is_unseen_said:
             self._say_unseen(snapshot)
+        self._last = spec
 
     def _say_unseen(self, snapshot: Snapshot) -> None:
         self._is_unseen_said = True

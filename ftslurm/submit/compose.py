@@ -12,7 +12,6 @@ import difflib
 import functools
 import os
 import re
-import shlex
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from typing import Any, Optional
 
 from ftslurm.errors import SpecError
 from ftslurm.run.secret import is_secret, reference
-from ftslurm.run.spec import RunSpec, from_dict
+from ftslurm.run.spec import RunSpec, from_dict, to_dict
 from ftslurm.run.spec_check import check
 from ftslurm.submit.assets import conf_folder
 from ftslurm.submit.keepable import check_keepable
+from ftslurm.submit.override import parsed, quoted
 
 SCHEMA_NAME = "run_spec"
 """Name under which conf/config.yaml takes in the dataclasses."""
@@ -70,7 +70,10 @@ def compose_run(
 def run_hydra_open(
     accepted: list[str], folders: list[Path], open_choices: Mapping[str, str]
 ) -> tuple[Any, dict[str, str]]:
-    """(what Hydra composes, the groups that were left open with the option they took)."""
+    """(what Hydra composes, without what is its own, the groups that were left open with the option
+    they took)."""
+    from omegaconf import flag_override
+
     config = _run_hydra(accepted, folders)
     opened = {
         group: option
@@ -80,6 +83,8 @@ def run_hydra_open(
     if opened:
         accepted = [*(f"{group}={option}" for group, option in opened.items()), *accepted]
         config = _run_hydra(accepted, folders)
+    with flag_override(config, ["struct", "readonly"], [False, False]):
+        del config["hydra"]  # a copy of the rest would have lost its types
     return config, opened
 
 
@@ -91,10 +96,34 @@ def finished(config: Any, opened: dict[str, str]) -> Composed:
 
 def checked(values: dict[str, Any], text: str, opened: dict[str, str]) -> Composed:
     """`values`: plain ones, whose text that is."""
+    _check_shapes(values)
     spec = from_dict(values)
-    check_keepable(spec)
+    check_keepable(to_dict(spec))
     check(spec)
     return Composed(spec, text, opened)
+
+
+def _check_shapes(values: Mapping[str, Any]) -> None:
+    """A reference in the place of a list or a map may come to anything: OmegaConf does not look."""
+    for key, shape in _shapes():
+        value: Any = values
+        for part in key.split("."):
+            value = value[part]
+        if not isinstance(value, shape):
+            wanted = "a list" if shape is list else "a map"
+            raise SpecError(f"{key} comes to `{value}`, and has to be {wanted}; refer to one")
+
+
+@functools.cache
+def _shapes() -> list[tuple[str, type]]:
+    """Keys of lists and maps, those above others first."""
+    shapes = []
+    for prefix, kind in _nodes(RunSpec):
+        for name, of in _fields(kind).items():
+            shape = dict if dataclasses.is_dataclass(of) else typing.get_origin(of)
+            if shape in (dict, list):
+                shapes.append((f"{prefix}{name}", shape))
+    return shapes
 
 
 def _put(config: Any, values: Mapping[str, Any]) -> None:
@@ -169,6 +198,9 @@ def _run_hydra(overrides: list[str], folders: list[Path]) -> Any:
             )
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         raise SpecError(sentence(error)) from None
+    except AssertionError as error:
+        # OmegaConf's, e.g. of `user=${name} user.x=1`: put below what is no map.
+        raise SpecError(f"{sentence(error)} ({' '.join(overrides)})") from None
 
 
 @contextlib.contextmanager
@@ -207,7 +239,7 @@ def sentence(error: BaseException) -> str:
         prefix = ours[match[2]]
         return _unknown_key(prefix + match[1], f"in `{where[1]}.yaml`" if where else "")
     key = getattr(cause, "full_key", None)
-    first = str(error).splitlines()[0] if cause is not error else ""
+    first = next(iter(str(error).splitlines()), "") if cause is not error else ""
     return (f"`{key}`: " if key else "") + body + (f" ({first})" if first else "")
 
 
@@ -224,7 +256,7 @@ def checked_override(text: str, folders: list[Path]) -> str:
     key = override.key_or_group
     if override.is_sweep_override():
         is_text = key.partition(".")[0] == "user" or _kind(key) in (str, Optional[str])
-        hint = f"; if it is one value, quote it: {_quoted(text)}" if is_text else ""
+        hint = f"; if it is one value, quote it: {quoted(text)}" if is_text else ""
         raise SpecError(
             f"`{text}` names several values, which needs several runs; submit them one by one{hint}"
         )
@@ -241,31 +273,6 @@ def checked_override(text: str, folders: list[Path]) -> str:
         return "++" + text.lstrip("+")
     _check_key(key, folders)
     return text
-
-
-@functools.lru_cache(maxsize=4096)
-def parsed(text: str) -> Any:
-    """Hydra's `Override`, which is nobody's to change; SpecError for what is none."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    key, equals, _ = text.partition("=")
-    if not equals or not key.strip():
-        raise SpecError(f"`{text}` is no override; write KEY=VALUE or GROUP=OPTION")
-    try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException:
-        raise SpecError(
-            f"`{text}` is not in Hydra's grammar; put the value in quotes of its own: "
-            + _quoted(text)
-        ) from None
-
-
-def _quoted(text: str) -> str:
-    """The override as a shell has to be given it for Hydra to take its value as one text."""
-    key, _, value = text.partition("=")
-    escaped = value.replace('"', '\\"')
-    return shlex.quote(f'{key}="{escaped}"')
 
 
 def options_of(group: str, folders: list[Path]) -> list[str]:
@@ -342,13 +349,10 @@ def resolved(config: Any) -> dict[str, Any]:
     from omegaconf.base import SCMode
     from omegaconf.errors import OmegaConfBaseException
 
-    own = config
-    if "hydra" in config:
-        own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     try:
         with left_as_references(_is_secret):
             values = OmegaConf.to_container(
-                own, resolve=True, structured_config_mode=SCMode.DICT, throw_on_missing=True
+                config, resolve=True, structured_config_mode=SCMode.DICT, throw_on_missing=True
             )
     except OmegaConfBaseException as error:
         raise SpecError(sentence(error)) from None

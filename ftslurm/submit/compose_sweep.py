@@ -27,12 +27,12 @@ from ftslurm.submit.compose import (
     checked_override,
     config_folders,
     options_of,
-    parsed,
     resolved,
     run_hydra_open,
     sentence,
     without_null,
 )
+from ftslurm.submit.override import parsed
 
 MOST_TASKS = 100_000
 """More are a slip of the pen: composing them would take an hour, and no Slurm queues as many."""
@@ -156,12 +156,10 @@ class SweepComposer:
         return self._accepted[text]
 
     def _base(self, choices: tuple[str, ...]) -> _Base:
-        from omegaconf import OmegaConf, flag_override
+        from omegaconf import OmegaConf
 
         if choices not in self._bases:
             config, opened = run_hydra_open(list(choices), self._folders, self._open_choices)
-            with flag_override(config, ["struct", "readonly"], [False, False]):
-                del config["hydra"]  # a copy of the rest would have lost its types
             refers = any("$" in text for _, text in texts(OmegaConf.to_container(config)))
             self._bases[choices] = _Base(config, opened, is_plain=not refers)
         return self._bases[choices]
@@ -186,6 +184,9 @@ def _begin(choices: tuple[str, ...], base: _Base, overrides: Sequence[Any]) -> _
         _apply(overrides, config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise SpecError(sentence(error)) from None
+    except AssertionError as error:  # see compose._run_hydra
+        given = " ".join(override.input_line for override in overrides)
+        raise SpecError(f"{sentence(error)} ({given})") from None
     values = resolved(config)
     parts = {name: as_text({name: value}) for name, value in values.items()}
     words = {override.key_or_group: override for override in overrides}

@@ -1,6 +1,7 @@
 """A whole tree put on the device: one pass after all is written costs the least.
 
-Each file is fsynced once, however many names it has, then each folder. Of many files several are
+Each file is fsynced once, however many names it has, then each folder; an empty one is no more than
+its name, which the folder above it keeps. Of many files several are
 under way at once: on a file server each waits for an answer of its own, and a journal takes them
 together.
 """
@@ -8,11 +9,9 @@ together.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from ftslurm.files import fsync_folder
 
 _AT_ONCE = 8
 _FEW = 1000
@@ -20,26 +19,29 @@ _FEW = 1000
 
 
 def make_durable(root: Path) -> None:
-    files, folders = _below(root)
-    _each(_fsync_file, files)
-    _each(fsync_folder, folders)
+    files, folders = _below(os.fspath(root))
+    _each(files)
+    _each(folders)
 
 
-def _below(root: Path) -> tuple[list[Path], list[Path]]:
+def _below(root: str) -> tuple[list[str], list[str]]:
     """(files, folders with `root`); what a link names is not ours to make durable."""
-    files: dict[int, Path] = {}
-    folders = [root]
-    for folder in folders:  # grows as they are found
+    files: dict[int, str] = {}
+    folders, seen = [], [root]
+    for folder in seen:  # grows as they are found
         with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False):
-                    files.setdefault(entry.inode(), Path(entry.path))
+            found = list(entries)
+        if found or folder == root:
+            folders.append(folder)
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                seen.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                files.setdefault(entry.inode(), entry.path)
     return list(files.values()), folders
 
 
-def _fsync_file(path: Path) -> None:
+def _fsync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,11 +49,16 @@ def _fsync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _each(work: Callable[[Path], None], paths: Sequence[Path]) -> None:
+def _each(paths: Sequence[str]) -> None:
     if len(paths) <= _FEW:
-        for path in paths:
-            work(path)
+        _fsync_all(paths)
         return
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(work, paths):  # raises what one of them has raised
-            pass
+        shares = [pool.submit(_fsync_all, paths[first::_AT_ONCE]) for first in range(_AT_ONCE)]
+        for share in shares:
+            share.result()  # raises what has been raised there
+
+
+def _fsync_all(paths: Sequence[str]) -> None:
+    for path in paths:
+        _fsync(path)

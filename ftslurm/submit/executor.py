@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -56,6 +56,8 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
         PicklingExecutor.__init__(self, folder)
         self.outcome = Outcome()
         """Of the tasks of a sweep that were submitted last."""
+        self.array_size: Optional[int] = None
+        """MaxArraySize, as far as it is known."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -100,7 +102,12 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
         wanted = set(run_ids)
         tasks = [task for task in read_tasks(sweep) if task.run_id in wanted]
         parallelism = self.parameters.get("array_parallelism")
-        self.outcome = queue_tasks(sweep, tasks, parallelism=parallelism and int(parallelism))
+        self.outcome = queue_tasks(
+            sweep,
+            tasks,
+            parallelism=parallelism and int(parallelism),
+            array_size=self.array_size,
+        )
         if self.outcome.is_refused:
             raise RefusedError(reasons(self.outcome.refused))
         jobs = {
@@ -213,12 +220,18 @@ def write_call(folder: Path) -> None:
 
 
 def submit_tasks(
-    layout: SweepLayout, numbers: Sequence[int], *, parallelism: Optional[int]
+    layout: SweepLayout,
+    numbers: Sequence[int],
+    *,
+    parallelism: Optional[int],
+    array_size: Optional[int] = None,
 ) -> Outcome:
-    """Hand tasks of a sweep over to Slurm; what has become of them. RefusedError where none of them
-    is queued or will be. The caller holds the lock."""
+    """Hand tasks of a sweep over to Slurm; what has become of them. `array_size`: MaxArraySize;
+    None: Slurm is asked. RefusedError where none of them is queued or will be. The caller holds the
+    lock."""
     _require_plugin()
     executor = FtslurmExecutor(layout.submit)
+    executor.array_size = array_size
     if parallelism is not None:
         executor.update_parameters(array_parallelism=parallelism)
     executor.map_array(TrainCall(), [str(layout.task(number).root) for number in numbers])
@@ -242,13 +255,27 @@ def _require_plugin() -> None:
         )
 
 
+def _import_process_job() -> Callable[[Path], None]:
+    """Where submitit can, it loads numpy first, for pickles that hold arrays. Ours holds none, many
+    ranks have no use for it, and loading it takes as long as all the rest of submitit."""
+    is_kept_out = "numpy" not in sys.modules
+    if is_kept_out:
+        sys.modules["numpy"] = None  # type: ignore[assignment]
+    try:
+        # Here: a process that submits has no use for it.
+        from submitit.core.submission import process_job
+    finally:
+        if is_kept_out:
+            del sys.modules["numpy"]
+    found: Callable[[Path], None] = process_job
+    return found
+
+
 def run_pickled(folder: Path) -> None:
     """Be a rank: load the call in `folder` and run it, as submitit does."""
-    # Here, as it imports numpy, whose OpenBLAS starts a thread a core: on a login node with many
-    # cores and a limit on processes, submitting would end there.
     from submitit.core.plugins import get_job_environments
-    from submitit.core.submission import process_job
 
+    process_job = _import_process_job()
     require_own(RunLayout(folder.parent))
     # The interpreter in a container or an archive may have submitit without ftslurm, whose code
     # comes with the run, and so no entry point that names this class.

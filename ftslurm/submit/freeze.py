@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import SpecError
-from ftslurm.files import fsync_folder, write_atomic, write_json
+from ftslurm.files import encode_json, fsync_folder, write_atomic, write_json, write_new
 from ftslurm.node.environment import find_environment
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import LIVE, ClusterSpec, RunSpec, parse_time_s, to_dict
@@ -229,6 +229,8 @@ class Known:
 
 def freeze(plan: Plan) -> None:
     """Write the run directory; durable on return, absent after an error."""
+    from ftslurm.submit.executor import write_call
+
     root = plan.layout.root
     root.parent.mkdir(parents=True, exist_ok=True)
     dataset = None
@@ -241,6 +243,7 @@ def freeze(plan: Plan) -> None:
     try:
         building.submit.mkdir()
         copied = copy_code(plan.snapshot, building.code, building.submit)
+        write_call(building.submit)
         write_run(plan, building, Known(copied.digest, dataset, packages))
         make_durable(building.root)
         refuse_taken(plan.layout)  # a second submit may have been faster
@@ -290,21 +293,18 @@ def copy_code(snapshot: Snapshot, code: Path, submit: Path) -> Copied:
 
 
 def write_run(plan: Plan, building: RunLayout, known: Known) -> None:
-    """Write all of a run but its code into `building`, which has a folder `submit`; not durable."""
-    from ftslurm.submit.executor import write_call
-
+    """Write all of a run but its code and its call, which others share, into `building`, which has
+    a folder `submit`; not durable."""
     for folder in (building.attempts, building.control, building.trace, building.steps):
         folder.mkdir(parents=True)
-    write_atomic(building.config_yaml, plan.config_text.encode(), durable=False)
-    write_atomic(building.script, plan.script.encode(), durable=False)
+    write_new(building.config_yaml, plan.config_text.encode())
+    write_new(building.script, plan.script.encode())
     if plan.command is not None:
-        command = f"{plan.command}\n".encode()
-        write_atomic(building.sbatch_command, command, durable=False)
-    write_call(building.submit)
+        write_new(building.sbatch_command, f"{plan.command}\n".encode())
     # A umask of 002 would let the group in, and what others may write the ranks do not trust.
     building.submit.chmod(0o700)
     building.call.chmod(0o600)
-    write_json(building.run_json, _record(plan, known), durable=False)
+    write_new(building.run_json, encode_json(_record(plan, known)))
 
 
 def _record(plan: Plan, known: Known) -> dict[str, Any]:

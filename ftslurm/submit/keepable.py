@@ -6,19 +6,26 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ftslurm.errors import SpecError
 from ftslurm.run.secret import held_secret, references, texts
-from ftslurm.run.spec import RunSpec, to_dict
 
 
-def check_keepable(spec: RunSpec) -> None:
-    """SpecError for a value that run.json may not or cannot hold."""
-    values = to_dict(spec)
-    _check_storable(values)
-    _check_secrets(values)
-    _check_held(values)
+def check_keepable(values: dict[str, Any]) -> None:
+    """SpecError for one of a spec's values that run.json may not or cannot hold."""
+    text = _stored(values)
+    if "oc.env" in text:
+        _check_secrets(values)
+    # What stands in a text stands in its JSON, written alike.
+    in_json = {
+        name: value
+        for name, value in os.environ.items()
+        if json.dumps(value, ensure_ascii=False)[1:-1] in text
+    }
+    if any(held_secret(value, {name: value}) for name, value in in_json.items()):
+        _check_held(values, in_json)
 
 
 def _check_secrets(values: dict[str, Any]) -> None:
@@ -31,14 +38,9 @@ def _check_secrets(values: dict[str, Any]) -> None:
             )
 
 
-def _check_held(values: dict[str, Any]) -> None:
+def _check_held(values: dict[str, Any], environ: Mapping[str, str]) -> None:
     """The shell expands `user.key=$WANDB_API_KEY`, and all that is left is the secret."""
-    environ = dict(os.environ)  # which decodes every name and value at each look
-    found = list(texts(values))
-    # No variable's value holds a NUL, so none of them begins in one text and ends in the next.
-    if held_secret("\0".join(text for _, text in found), environ) is None:
-        return
-    for key, text in found:
+    for key, text in texts(values):
         name = held_secret(text, environ)
         if name is not None:
             way_out = (
@@ -53,9 +55,9 @@ def _check_held(values: dict[str, Any]) -> None:
             )
 
 
-def _check_storable(values: dict[str, Any]) -> None:
+def _stored(values: dict[str, Any]) -> str:
     try:
-        json.dumps(values, allow_nan=False)
+        return json.dumps(values, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise SpecError(
             f"a value cannot be kept in run.json ({error}); use null, true, false, finite numbers, "

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Optional
 
@@ -39,7 +40,7 @@ class Interpreters:
     trains: bool
     """The training half is loaded."""
     needed: str
-    """What it must have to start a rank."""
+    """What it must have installed to start a rank; empty: nothing."""
 
     @classmethod
     def of(cls, spec: RunSpec, batch: str) -> Interpreters:
@@ -50,8 +51,7 @@ class Interpreters:
             is_inside=cluster.ranks_are_inside,
             changes_path=cluster.changes_path,
             trains=not spec.program and not spec.entry.startswith(OWN_RANK),
-            # Frozen code holds ftslurm itself; live code may rely on the one that is installed.
-            needed="submitit, ftslurm" if spec.code == LIVE and is_installed() else "submitit",
+            needed=", ".join(_needed(spec)),
         )
 
     def packages(self) -> dict[str, str]:
@@ -65,7 +65,7 @@ class Interpreters:
         packages: dict[str, str] = json.loads(_ask(key, python, _LIST_PACKAGES))
         if self.trains:
             _ask(key, python, _NEW_ENOUGH, "is older than Python 3.10, which training needs")
-        if python != sys.executable:
+        if self.needed and python != sys.executable:
             wrong = f"cannot import {self.needed}, which starts the ranks"
             _ask(key, python, f"import {self.needed}", wrong)
         return packages
@@ -73,6 +73,14 @@ class Interpreters:
     def _is_found_later(self, python: str) -> bool:
         """On a PATH that set-up lines or cluster.env may make another than this one."""
         return "/" not in python and self.changes_path
+
+
+def _needed(spec: RunSpec) -> Iterator[str]:
+    if not spec.program:
+        yield "submitit"
+    # Frozen code holds ftslurm itself; live code may rely on the one that is installed.
+    if spec.code == LIVE and is_installed():
+        yield "ftslurm"
 
 
 def _ask(key: str, python: str, program: str, wrong: str = "is no Python of 3.9 or later") -> bytes:

@@ -242,7 +242,12 @@ class Sweep:
         layout = self.layout
         try:
             with queueing(layout, wait_s=60):
-                return submit_tasks(layout, numbers, parallelism=self.record.parallelism)
+                return submit_tasks(
+                    layout,
+                    numbers,
+                    parallelism=self.record.parallelism,
+                    array_size=self._site.array_size if self._site is not None else None,
+                )
         except (SchedulerError, KeyboardInterrupt) as error:
             # As with a run: nothing stays where there is certainly no job.
             if is_first and not _has_jobs(layout):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SpecError, UsageError
 from ftslurm.files import write_atomic
+from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import RUN
 from ftslurm.run.value import plain
@@ -70,6 +71,7 @@ class Native:
         say: Callable[[str], None],
     ) -> None:
         self._options = options
+        self._sweeper = sweeper
         self._say = say
         self._composer = SweepComposer(options.config_dir, open_choices())
         self._course = Course(
@@ -87,7 +89,9 @@ class Native:
 
     def all_at_once(self, overrides: Sequence[Sequence[str]]) -> int:
         if self._options.dry_run:
-            return self._show(self._tasks(overrides, 0))
+            tasks = self._tasks(overrides, 0)
+            self._say_same(tasks)
+            return self._show(tasks)
         self.launch(overrides, 0)
         return self._end()
 
@@ -100,7 +104,7 @@ class Native:
                 "--dry-run out, or the sweeper"
             )
         try:
-            files = native.sweep(self.launch, words, self._options.config_dir)
+            files = native.sweep(self.launch, self._run, words, self._options.config_dir)
         except SpecError as error:
             if not self._results or self._layout is None:
                 raise
@@ -117,11 +121,17 @@ class Native:
     def launch(self, overrides: Sequence[Sequence[str]], first: int) -> list[TaskResult]:
         """Submit tasks, from that number on, and wait for them. To Hydra's sweepers a launch."""
         tasks = self._tasks(overrides, first)
+        if self._sweeper == BASIC:
+            self._say_same(tasks)
         self._is_launching = True
         results = self._course.launch(tasks)
         self._is_launching = False
         self._results += results
         return results
+
+    def _run(self, number: int) -> RunLayout:
+        assert self._layout is not None, "nothing was launched"
+        return self._layout.task(number)
 
     def say_stopped(self) -> None:
         """Of Ctrl-C. While tasks are launched, the course has said how far it is."""
@@ -151,6 +161,19 @@ class Native:
             self._layout = self._course.begin(tasks[0].spec)
         self._overrides += overrides
         return tasks
+
+    def _say_same(self, tasks: Sequence[Task]) -> None:
+        """A later override may hide what an earlier one has named several values of."""
+        first: dict[str, int] = {}
+        pairs = [
+            (number, task.number)
+            for task in tasks
+            if (number := first.setdefault(task.config_text, task.number)) != task.number
+        ]
+        if pairs:
+            one, other = pairs[0]
+            more = f"; {len(pairs) - 1} more repeat another" if len(pairs) > 1 else ""
+            self._say(f"tasks {one} and {other} are the same configuration{more}")
 
     def _show(self, tasks: Sequence[Task]) -> int:
         assert self._layout is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from ftslurm.files import fsync_folder, write_atomic
+from ftslurm.files import fsync_folder, write_atomic, write_new
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import SweepRecord, TaskRecord, add_tasks, write_sweep
@@ -62,9 +62,10 @@ class SweepFiles:
                 self._begin(building, record, tasks[0].plan)
             assert self._code_digest is not None
             shared = building if is_first else self._layout
+            alike = _Alike()
             for task, (dataset, packages) in zip(tasks, known):
                 place = RunLayout(building.root / task.plan.run_id)
-                _write_task(task, place, Known(self._code_digest, dataset, packages), shared)
+                _write_task(task, place, Known(self._code_digest, dataset, packages), shared, alike)
             self._write_groups(groups, shared)
             if is_first:
                 add_tasks(building, [task.record for task in tasks])
@@ -118,7 +119,34 @@ class SweepFiles:
         return self._packages[key]
 
 
-def _write_task(task: Frozen, place: RunLayout, known: Known, shared: SweepLayout) -> None:
+class _Alike:
+    """Files that are the same in many tasks: written for the first, a second name in others."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[bytes, Path]] = {}
+        self._call: Optional[Path] = None
+
+    def call(self, run: RunLayout) -> None:
+        from ftslurm.submit.executor import write_call
+
+        if self._call is None:
+            write_call(run.submit)
+            self._call = run.call
+        elif not _link(str(self._call), str(run.call)):
+            self._call = run.call
+
+    def write(self, path: Path, data: bytes) -> None:
+        known, first = self._first.get(path.name, (None, path))
+        if known != data:
+            write_new(path, data)
+        elif _link(str(first), str(path)):
+            return
+        self._first[path.name] = (data, path)
+
+
+def _write_task(
+    task: Frozen, place: RunLayout, known: Known, shared: SweepLayout, alike: _Alike
+) -> None:
     place.root.mkdir(mode=0o700)
     place.submit.mkdir()
     if any(RUN_DIR in word for word in task.plan.spec.cluster.container):
@@ -129,14 +157,22 @@ def _write_task(task: Frozen, place: RunLayout, known: Known, shared: SweepLayou
     for name in (CODE_JSON, CODE_DIFF):
         if (shared.submit / name).exists():
             _link(str(shared.submit / name), str(place.submit / name))
+    alike.call(place)
     for name, data in task.files.items():
-        write_atomic(place.submit / name, data, durable=False)
+        alike.write(place.submit / name, data)
     write_run(task.plan, place, known)
 
 
-def _link(source: str, target: str) -> None:
-    """A second name, as nobody writes to either; a copy where the file system has none."""
+def _link(source: str, target: str) -> bool:
+    """A second name, as nobody writes to either; False: a copy, where the file system has none, or
+    this file too many (ext4: 65,000)."""
     try:
         os.link(source, target)
+    except FileExistsError:
+        # Of NFS, whose first answer was lost. A copy would be one of a file onto itself.
+        if not os.path.samefile(source, target):  # noqa: PTH121
+            raise
     except OSError:
         shutil.copy2(source, target)
+        return False
+    return True

@@ -34,6 +34,7 @@ from ftslurm.scheduler.hasten import hasten_once, waits_for_its_time
 from ftslurm.scheduler.protocol import UNKNOWN, JobState
 from ftslurm.sweep.look import ask, log_of
 from ftslurm.sweep.queue import not_queued, queue_left, room_beside
+from ftslurm.sweep.share import use_room, wider
 
 LOOK_S = 2.0
 """Whether a task that runs is DONE its folder says, without a question to the scheduler."""
@@ -83,6 +84,13 @@ class _Task:
         return (state.is_waiting or state.is_running or state.is_ending) and not state.is_held
 
 
+def _is_queued_again(task: _Task) -> bool:
+    if task.end is None or task.end.finished:
+        return False
+    jobs = read_jobs(task.layout)
+    return bool(jobs) and jobs[-1].job_id != task.job_id
+
+
 def follow(
     layout: SweepLayout,
     *,
@@ -126,6 +134,8 @@ class Follower:
         self.numbers = [task.record.number for task in self.tasks]
         self.tried_at: Optional[float] = None
         self.ended_when_tried = 0
+        self.ended_when_shared: Optional[int] = None
+        self.shared_at: Optional[float] = None
         self.refused: set[int] = set()
         """Tasks that have ended without a job: they left no room."""
         self.is_full = False
@@ -139,6 +149,7 @@ class Follower:
         self._refuse(refused)
         while True:
             self._queue_left()
+            self._use_room()
             began = self.clock()
             if began >= ask_at:
                 self._ask()
@@ -257,9 +268,8 @@ class Follower:
             self.is_closed = is_closed(self.layout)
         if self.scheduler == "local":
             return
-        ended = [task.record.number for task in self.tasks if task.end is not None]
-        freed = len(ended) - len(self.refused) - self.ended_when_tried
-        is_due = self.tried_at is None or self.clock() - self.tried_at >= QUEUE_EVERY_S
+        freed = self._ended() - len(self.refused) - self.ended_when_tried
+        is_due = self._is_due(self.tried_at)
         if self.is_closed or not (is_due or freed) or not self._has_room():
             return
         if self.is_full and not is_due:
@@ -269,7 +279,7 @@ class Follower:
         asked = left if is_due else left[:freed]
         self.ended_when_tried += freed
         if asked:
-            self._queue(asked, over=ended)
+            self._queue(asked)
         if is_due:  # else what others leave is never asked for while ours end in time
             self.tried_at = self.clock()
 
@@ -277,13 +287,40 @@ class Follower:
         """By what was seen of the jobs last: Slurm is asked before any is queued beside them."""
         if self.parallelism is None:
             return True
-        jobs = [task.job_id for task in self._live() if task.job_id is not None]
-        return room_beside(self.parallelism, read_arrays(self.layout), jobs) > 0
+        return room_beside(self.parallelism, read_arrays(self.layout), self._jobs()) > 0
 
-    def _queue(self, asked: Sequence[int], *, over: Sequence[int]) -> None:
+    def _jobs(self) -> list[str]:
+        return [task.job_id for task in self._live() if task.job_id is not None]
+
+    def _use_room(self) -> None:
+        """Each time that tasks have ended."""
+        ended = self._ended()
+        if self.parallelism is None or self.scheduler == "local":
+            return
+        if ended == self.ended_when_shared or not self._is_due(self.shared_at):
+            return
+        if wider(self.parallelism, read_arrays(self.layout), self._jobs()):
+            try:
+                with queueing(self.layout):
+                    use_room(self.layout, over=self._over())
+            except (RunError, SchedulerError, OSError) as error:
+                self.shared_at = self.clock()
+                self._say_once(f"fewer tasks run at once than may: {error}")
+                return
+        self.ended_when_shared, self.shared_at = ended, None
+
+    def _ended(self) -> int:
+        return len(self.tasks) - len(self._live())
+
+    def _over(self) -> list[int]:
+        """Tasks that have ended, less those that somebody has queued again since."""
+        ended = [task for task in self.tasks if task.end is not None]
+        return [task.record.number for task in ended if not _is_queued_again(task)]
+
+    def _queue(self, asked: Sequence[int]) -> None:
         try:
             with queueing(self.layout):
-                outcome = queue_left(self.layout, asked, over=over)
+                outcome = queue_left(self.layout, asked, over=self._over())
         except (RunError, SchedulerError, OSError) as error:
             self._say_once(f"{len(asked)} tasks are not queued yet: {error}")
             return
@@ -291,6 +328,9 @@ class Follower:
         self.is_full = NO_PLACE in outcome.left.values()
         if outcome.left:
             self._say_once(f"some tasks are not queued yet: {reasons(outcome.left)}")
+
+    def _is_due(self, tried_at: Optional[float]) -> bool:
+        return tried_at is None or self.clock() - tried_at >= QUEUE_EVERY_S
 
     def _say_once(self, text: str) -> None:
         if text not in self.said:

@@ -210,7 +210,10 @@ def _look(
     elif not is_frozen:
         state, why = NOT_QUEUED, "its folder was not written whole; submit it anew"
     elif is_asked:
-        state, why = NOBODY_KNOWS, "its submitter died while it was queued; resume looks for it"
+        state, why = (
+            NOBODY_KNOWS,
+            "Slurm was asked for it, no answer is on record; resume looks for it",
+        )
     else:
         state, why = NOT_QUEUED, ""
     return _told(layout, task, view, state, why)

@@ -15,23 +15,42 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Optional
 
+from ftslurm.errors import RunError
 from ftslurm.recovery.on_record import jobs_on_record
-from ftslurm.run.jobs import BY_SUBMIT, add_job, read_jobs
+from ftslurm.run.jobs import BY_SUBMIT, read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import require_open
 from ftslurm.run.sweep_record import (
+    ASKED,
+    LEFT,
     ArrayRecord,
     TaskRecord,
+    add_array,
+    add_event,
     read_arrays,
     read_sweep,
     read_tasks,
     unanswered,
 )
 from ftslurm.scheduler.again import submit_again
-from ftslurm.scheduler.arrays import AT_LIMIT, NO_ROOM, Outcome, submit_groups
+from ftslurm.scheduler.arrays import (
+    AT_LIMIT,
+    NO_PLACE,
+    NO_ROOM,
+    Outcome,
+    event_of,
+    note_array,
+    submit_groups,
+)
 from ftslurm.scheduler.lost_arrays import find_lost, still_open
 from ftslurm.scheduler.protocol import DOUBTFUL, JobState
-from ftslurm.scheduler.sbatch import LimitError, NotReachedError, RefusedError, UnclearError
+from ftslurm.scheduler.sbatch import (
+    FullError,
+    LimitError,
+    NotReachedError,
+    RefusedError,
+    UnclearError,
+)
 from ftslurm.sweep.look import ask
 
 
@@ -70,10 +89,11 @@ def queue_tasks(
     queued_by: str = BY_SUBMIT,
     alone: Mapping[int, Sequence[str]] = MappingProxyType({}),
     over: Collection[int] = (),
+    array_size: Optional[int] = None,
 ) -> Outcome:
     """Queue these tasks as arrays, group by group; those of `alone` each as a job of its own that
     is kept off the nodes named there, as an array has one list for all. `over`: tasks whose jobs
-    are known to have ended.
+    are known to have ended. `array_size`: MaxArraySize; None: Slurm is asked.
 
     RunError for a sweep that was cancelled. SchedulerError: Slurm does not answer, nothing is
     queued; UnclearError of them: for one job or array nobody knows.
@@ -87,12 +107,17 @@ def queue_tasks(
     )
     room = None
     if parallelism is not None:
-        alive = _alive(layout, set(over) - found)
+        alive = alive_jobs(layout, set(over) - found)
         room = room_beside(parallelism, read_arrays(layout), alive)
-    singles = {task.number: alone[task.number] for task in ready if task.number in alone}
-    room = _queue_singles(layout, singles, room, queued_by, outcome)
-    together = [task for task in ready if task.number not in singles]
-    submit_groups(layout, together, room=room, queued_by=queued_by, outcome=outcome)
+    singles = [task for task in ready if task.number in alone]
+    room = _queue_singles(layout, singles, alone, room, queued_by, outcome)
+    together = [task for task in ready if task.number not in alone]
+    if NO_PLACE in outcome.left.values():  # to ask again takes two minutes
+        outcome.leave([task.number for task in together], NO_PLACE)
+        return outcome
+    submit_groups(
+        layout, together, room=room, queued_by=queued_by, array_size=array_size, outcome=outcome
+    )
     return outcome
 
 
@@ -100,15 +125,22 @@ def room_beside(parallelism: int, arrays: Sequence[ArrayRecord], alive: Iterable
     """How many more tasks may run at once, whatever these jobs do, one of each task, and arrays of
     which there is no answer yet: of an array no more run than it was given, and no more than are
     left of it."""
-    limits = {array.array_id: array.at_once for array in arrays}
-    jobs = Counter(job_id.partition("_")[0] for job_id in alive)
-    running = sum(min(count, limits.get(name) or count) for name, count in jobs.items())
+    running = sum(at_once for _, at_once in by_array(arrays, alive).values())
     running += sum(array.at_once or len(array.numbers) for array in unanswered(arrays))
     return max(0, parallelism - running)
 
 
-def _alive(layout: SweepLayout, over: Collection[int]) -> list[str]:
-    """Of each task that runs or may yet the job that does it first: others wait for that."""
+def by_array(arrays: Sequence[ArrayRecord], alive: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Array, or job that is in none -> (how many of these jobs it has, how many of them may run at
+    once)."""
+    limits = {array.array_id: array.at_once for array in arrays}
+    counts = Counter(job_id.partition("_")[0] for job_id in alive)
+    return {name: (count, min(count, limits.get(name) or count)) for name, count in counts.items()}
+
+
+def alive_jobs(layout: SweepLayout, over: Collection[int]) -> list[str]:
+    """Of each task that runs or may yet the job that does it first: others wait for that. `over`:
+    tasks whose jobs are known to have ended."""
     jobs = {
         task.number: jobs_on_record(layout.task(task.number), "slurm")
         for task in read_tasks(layout)
@@ -129,6 +161,7 @@ def _may_run(state: JobState) -> bool:
 
 def _queue_singles(
     layout: SweepLayout,
+    tasks: Sequence[TaskRecord],
     excluded: Mapping[int, Sequence[str]],
     room: Optional[int],
     queued_by: str,
@@ -136,27 +169,47 @@ def _queue_singles(
 ) -> Optional[int]:
     """The room that is left then."""
     why = ""
-    for number, names in excluded.items():
+    for task in tasks:
+        number = task.number
         why = why or (NO_ROOM if room == 0 else "")
         if why:
             outcome.leave([number], why)
             continue
         require_open(layout)
         try:
-            job_id = submit_again(layout.task(number), "slurm", exclude=names)
-        except LimitError:
-            why = AT_LIMIT
+            queue_alone(layout, task, exclude=excluded[number], queued_by=queued_by)
+        except LimitError as error:
+            why = NO_PLACE if isinstance(error, FullError) else AT_LIMIT
         except (NotReachedError, UnclearError) as error:
             if not outcome.taken:
                 raise
             why = str(error)
+            if isinstance(error, UnclearError):  # it may run
+                room = room and room - 1
         except RefusedError as error:
             outcome.refuse([number], str(error))
             continue
         if why:
             outcome.leave([number], why)
             continue
-        add_job(layout.task(number), job_id, scheduler="slurm", queued_by=queued_by)
         outcome.singles.append(number)
         room = room and room - 1
     return room
+
+
+def queue_alone(
+    layout: SweepLayout, task: TaskRecord, *, exclude: Sequence[str], queued_by: str
+) -> str:
+    """The id of its job, in no array. RefusedError: it has certainly none; UnclearError: it may,
+    and whoever queues next looks for it."""
+    asked = add_array(layout, ASKED, task.group, [task.number], alone=True)
+    try:
+        job_id = submit_again(layout.task(task.number), "slurm", exclude=exclude)
+    except RefusedError as error:
+        add_event(layout, event_of(error), asked)
+        raise
+    except RunError:  # sbatch was not called
+        add_event(layout, LEFT, asked)
+        raise
+    note_array(layout, asked, job_id, queued_by)
+    return job_id

@@ -8,13 +8,15 @@ throwaway cluster, with wrappers on PATH that count every call.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
@@ -78,6 +80,9 @@ class Taken:
     calls: Mapping[str, int]
     """Scheduler command -> how often."""
 
+    def __str__(self) -> str:
+        return f"{self.wall_s:.1f} s, CPU {self.cpu_s:.1f} s"
+
 
 def make_rival(folder: Path) -> Path:
     """The python of a venv with their launcher."""
@@ -89,36 +94,52 @@ def make_rival(folder: Path) -> Path:
     return venv / "bin" / "python"
 
 
-def measure_submit(folder: Path, *, tasks: int, rival: Path) -> dict[str, Taken]:
-    """Until everything is queued: ours detach, theirs is ended at its first question for the tasks'
-    states."""
+def measure_submit(
+    folder: Path, *, tasks: int, rival: Path, rounds: int, progress: Callable[[str], None]
+) -> dict[str, list[Taken]]:
+    """Until everything is queued, each once a round, beginning with another one each time: ours
+    detach, theirs is ended at its first question for the tasks' states."""
     shared = ["-m", f"+n=range({tasks})"]
-    ours = [sys.executable, "app.py", *shared, *ours_options(), "hydra.launcher.detach=true"]
-    theirs = [str(rival), "app.py", *shared, "hydra/launcher=submitit_slurm"]
+    ours = [sys.executable, "app.py", *shared, *ours_options()]
     native = [sys.executable, "-m", "ftslurm", "submit", "-m", "--detach", "cluster=slurm",
               "cluster.nodes=1", "cluster.tasks_per_node=1", "entry=rank:noop:main",
               f"seed=range({tasks})"]  # fmt: skip
-    found = {}
-    for name, argv in ((SUBMIT, native), (LAUNCHER, ours), (RIVAL, theirs)):
-        place = folder / f"queue-{len(found)}"
-        place.mkdir()
-        (place / "app.py").write_text(APP)
-        (place / "noop.py").write_text("def main() -> None:\n    pass\n")
-        queued = place / "queued"
-        (place / "config.txt").write_text(CONFIG)
-        environ = {
-            **os.environ,
-            **_with_commands(place, FAKE, os.environ["PATH"]),
-            "PYTHONPATH": str(ROOT),
-            "CONFIG": str(place / "config.txt"),
-            "QUEUED": str(queued),
-        }
-        found[name] = _run(argv, place, environ, until=queued)
+    commands = {
+        SUBMIT: native,
+        LAUNCHER: [*ours, "hydra.launcher.detach=true"],
+        RIVAL: [str(rival), "app.py", *shared, "hydra/launcher=submitit_slurm"],
+    }
+    found: dict[str, list[Taken]] = {name: [] for name in commands}
+    names = list(commands)
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            place = folder / f"queue-{number}-{names.index(name)}"
+            found[name].append(_queue(commands[name], place))
+        told = (f"{name} {found[name][-1]}" for name in names)
+        progress(f"sweep: round {number + 1} of {rounds}: {'; '.join(told)}")
     return found
 
 
-def measure_on_cluster(lab: Lab, *, tasks: int) -> dict[str, Taken]:
-    """Followed to the end of all tasks, on a cluster of four nodes."""
+def _queue(argv: Sequence[str], place: Path) -> Taken:
+    place.mkdir()
+    (place / "app.py").write_text(APP)
+    (place / "noop.py").write_text("def main() -> None:\n    pass\n")
+    (place / "config.txt").write_text(CONFIG)
+    environ = {
+        **os.environ,
+        **_with_commands(place, FAKE, os.environ["PATH"]),
+        "PYTHONPATH": str(ROOT),
+        "CONFIG": str(place / "config.txt"),
+        "QUEUED": str(place / "queued"),
+    }
+    # Who waits for the device would else wait for what the one before has left to be written.
+    os.sync()
+    return _run(argv, place, environ, until=place / "queued")
+
+
+def measure_on_cluster(lab: Lab, *, tasks: int) -> dict[str, list[Taken]]:
+    """Followed to the end of all tasks, on a cluster of four nodes; once, as it takes minutes."""
     home = lab.home(lab.user)
     rival = make_rival(home)
     shared = ["-m", f"+n=range({tasks})"]
@@ -142,7 +163,7 @@ def measure_on_cluster(lab: Lab, *, tasks: int) -> dict[str, Taken]:
             after.children_system - before.children_system
         )
         calls = Counter((place / "calls").read_text().split())
-        found[name] = Taken(wall_s, cpu_s, None, calls)
+        found[name] = [Taken(wall_s, cpu_s, None, calls)]
     return found
 
 
@@ -186,33 +207,54 @@ def _run(argv: Sequence[str], place: Path, environ: Mapping[str, str], *, until:
     return Taken(queued_s or taken_s, cpu_s, peak_mib, Counter(calls))
 
 
-def rows(found: Mapping[str, Taken], what: str) -> list[tuple[str, str, float]]:
-    """(what, ours / theirs, ratio) of each figure of each of ours."""
+@dataclass(frozen=True)
+class Row:
+    """One figure of one of ours, against theirs."""
+
+    what: str
+    told: str
+    """Ours / theirs: the median, with the range where there are several rounds."""
+    ratios: list[float]
+    """Round by round."""
+
+
+def rows(found: Mapping[str, Sequence[Taken]], what: str) -> list[Row]:
     return [
-        (f"{name}: {what}, {figure}", told, ratio)
+        dataclasses.replace(row, what=f"{name}: {what}, {row.what}")
         for name in found
         if name != RIVAL
-        for figure, told, ratio in _compared(found[name], found[RIVAL])
+        for row in _compared(found[name], found[RIVAL])
     ]
 
 
-def _compared(ours: Taken, theirs: Taken) -> list[tuple[str, str, float]]:
-    lines = []
-    for figure, mine, other in (
-        ("wall", ours.wall_s, theirs.wall_s),
-        ("CPU", ours.cpu_s, theirs.cpu_s),
-    ):
-        lines.append((figure, f"{mine:.1f} / {other:.1f} s", mine / other))
-    if ours.peak_mib and theirs.peak_mib:
-        told = f"{ours.peak_mib:.0f} / {theirs.peak_mib:.0f} MiB"
-        lines.append(("peak memory", told, ours.peak_mib / theirs.peak_mib))
+def _compared(ours: Sequence[Taken], theirs: Sequence[Taken]) -> list[Row]:
+    lines = [
+        _row("wall", [one.wall_s for one in ours], [one.wall_s for one in theirs], "s"),
+        _row("CPU", [one.cpu_s for one in ours], [one.cpu_s for one in theirs], "s"),
+    ]
+    peaks = [[one.peak_mib for one in side if one.peak_mib] for side in (ours, theirs)]
+    if all(peaks):
+        lines.append(_row("peak memory", *peaks, "MiB"))
     for where, by in (("", "by the submitter"), ("job:", "by the jobs")):
-        mine, other = _counted(ours, where), _counted(theirs, where)
-        if mine or other:
+        mine, other = ([_counted(one, where) for one in side] for side in (ours, theirs))
+        if any(mine) or any(other):
+            ratios = [sum(a.values()) / max(1, sum(b.values())) for a, b in zip(mine, other)]
             told = f"{_named(mine)} / {_named(other)}"
-            ratio = sum(mine.values()) / max(1, sum(other.values()))
-            lines.append((f"scheduler calls {by}", told, ratio))
+            lines.append(Row(f"scheduler calls {by}", told, ratios))
     return lines
+
+
+def _row(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str) -> Row:
+    told = f"{_spread(ours, unit)} / {_spread(theirs, unit)} {unit}"
+    return Row(what, told, [mine / other for mine, other in zip(ours, theirs)])
+
+
+def _spread(values: Sequence[float], unit: str) -> str:
+    digits = 0 if unit == "MiB" else 1
+    middle = f"{statistics.median(values):.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def _counted(taken: Taken, where: str) -> dict[str, int]:
@@ -223,5 +265,10 @@ def _counted(taken: Taken, where: str) -> dict[str, int]:
     }
 
 
-def _named(calls: Mapping[str, int]) -> str:
-    return " + ".join(f"{count} {name}" for name, count in sorted(calls.items())) or "none"
+def _named(rounds: Sequence[Mapping[str, int]]) -> str:
+    """`1 sbatch + 3 scontrol`; `3 to 4 scontrol` where the rounds differ."""
+    words = []
+    for name in sorted({name for counts in rounds for name in counts}):
+        counts = sorted({counts.get(name, 0) for counts in rounds})
+        words.append(f"{' to '.join(map(str, (counts[0], *counts[1:][-1:])))} {name}")
+    return " + ".join(words) or "none"

@@ -163,17 +163,20 @@ def test_a_task_that_gets_a_new_job_each_time_ends_with_the_same_value(lab: Lab)
     wait_until(lambda: lab.queue() == "" or None, timeout_s=30, seen=swept.says)
 
 
-def test_an_array_whose_answer_was_lost_is_found_by_its_script(lab: Lab) -> None:
+def test_what_was_queued_and_its_answer_lost_is_found_by_its_script(lab: Lab) -> None:
+    """An array, and a task that was queued alone."""
     layout = SweepLayout(make_project(lab, "lost", files={}) / "sweep-1")
     numbers = range(1000, 1004)
-    for folder in (layout.submit, *(layout.task(number).submit for number in numbers)):
+    for folder in (layout.submit, *(layout.task(number).submit for number in (*numbers, 1004))):
         folder.mkdir(parents=True)
-    own = layout.group_script(0, 1000)
-    for script in (layout.group_script(0), own):
+    own, single = layout.group_script(0, 1000), layout.task(1004).script
+    for script in (layout.group_script(0), own, single):
         script.write_text("#!/bin/bash\nexec sleep 60\n")
-    placed = ["--hold", "--array=0-3%2", "--partition=low", "--output=/dev/null"]
-    other = lab.sbatch_as(lab.user, *placed, str(layout.group_script(0)), "0")
-    array = lab.sbatch_as(lab.user, *placed, str(own), "1000")
+    placed = ["--hold", "--partition=low", "--output=/dev/null"]
+    together = [*placed, "--array=0-3%2"]
+    other = lab.sbatch_as(lab.user, *together, str(layout.group_script(0)), "0")
+    array = lab.sbatch_as(lab.user, *together, str(own), "1000")
+    alone = lab.sbatch_as(lab.user, *placed, str(single))
     lab.run_as(lab.user, ["scancel", f"{array}_3"])
 
     shutil.chown(layout.root, lab.user)
@@ -183,8 +186,11 @@ def test_an_array_whose_answer_was_lost_is_found_by_its_script(lab: Lab) -> None
         return Completed(done.returncode, done.stdout, done.stderr)
 
     add_array(layout, ASKED, 0, numbers, offset=1000, at_once=2)
-    (found,) = find_lost(layout, run=run)
+    add_array(layout, ASKED, 0, [1004], alone=True)
+    found, by_itself = find_lost(layout, run=run)
     assert (found.array_id, found.at_once) == (array, 2) and array != other
     assert [read_jobs(layout.task(number))[0].job_id for number in numbers] == [
         f"{array}_{index}" for index in range(4)
     ]
+    assert by_itself.job_id(1004) == read_jobs(layout.task(1004))[0].job_id == alone
+    assert find_lost(layout, run=run) == []

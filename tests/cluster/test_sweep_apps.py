@@ -1,5 +1,5 @@
 """Somebody else's Hydra program, swept on real Slurm: one task is preempted twice and goes on with
-its own arguments and from what it has saved itself."""
+its own arguments and from what it has saved itself; one raises, and the others do not care."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def main(cfg):
         if ftslurm.should_stop():
             state.write_text(json.dumps([step, total]))
             return None
+    if cfg.rate < 0:
+        raise ValueError("no such rate")
     return total
 
 if __name__ == "__main__":
@@ -41,7 +43,8 @@ CONFIG = f"rate: 1.0\nsteps: {STEPS}\nstep_s: 0.05\nstamp: ${{now:%H-%M-%S-%f}}\
 OPTIONS = ["hydra/launcher=ftslurm", "hydra.launcher.groups.cluster=slurm",
            "hydra.launcher.cluster.partition=low", "hydra.launcher.cluster.signal_lead_s=30",
            # A node of two CPUs for each task: who preempts takes whole nodes.
-           "hydra.launcher.cluster.cpus_per_task=2", "hydra.launcher.detach=true"]  # fmt: skip
+           "hydra.launcher.cluster.cpus_per_task=2"]  # fmt: skip
+DETACHED = ["hydra.launcher.detach=true"]
 
 
 def total(rate: float) -> float:
@@ -67,18 +70,25 @@ def value(run: Run) -> Optional[float]:
     return json.loads(path.read_text())["value"] if path.exists() else None
 
 
-def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preemptions(
-    lab: Lab,
-) -> None:
+def swept(lab: Lab, *words: str, rc: int = 0) -> tuple[SweepLayout, str]:
+    """The sweep, and what the program has said, whose exit code is `rc`."""
     new = ["mktemp", "--directory", f"{lab.home(lab.user)}/app-XXXXXX"]
     folder = Path(lab.run_as(lab.user, new).stdout.strip())
     (folder / "app.py").write_text(APP)
     (folder / "app.yaml").write_text(CONFIG)
-    argv = [str(lab.python), "app.py", "-m", *OPTIONS, "rate=0.3,0.7"]
+    argv = [str(lab.python), "app.py", "-m", *OPTIONS, *words]
     environ = {"PYTHONPATH": f"{lab.checkout}:{lab.checkout}/ftslurm/hydra_app/plugin"}
-    lab.run_as(lab.user, argv, env=environ, cwd=folder, timeout_s=110)
+    done = lab.run_as(lab.user, argv, env=environ, cwd=folder, timeout_s=110, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == rc, said
     (found,) = folder.glob("runs/*/sweep.json")
-    layout = SweepLayout(found.parent)
+    return SweepLayout(found.parent), said
+
+
+def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preemptions(
+    lab: Lab,
+) -> None:
+    layout, _ = swept(lab, "rate=0.3,0.7", *DETACHED)
     quiet, disturbed = (Run(layout.task(number).root) for number in (0, 1))
     job = read_jobs(disturbed.layout)[0].job_id
     assert job.endswith("_1")
@@ -107,3 +117,20 @@ def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preempti
     assert len({words.partition(" with ")[2] for words in begins}) == 1, "rate and stamp stay"
     assert " rate 0.7 " in begins[0] and " rate 0.3 " in begin(quiet, 1)
     assert (value(quiet), value(disturbed)) == (total(0.3), total(0.7))
+
+
+def test_a_task_that_raises_has_failed_in_slurm_and_in_the_summary_and_the_others_are_done(
+    lab: Lab,
+) -> None:
+    """On the one node that a list with brackets and commas leaves, one after the other."""
+    words = ["rate=0.1,0.2,0.4,-1", "step_s=0", "hydra.launcher.recovery.max_failures=1",
+             'hydra.launcher.cluster.exclude="n[1-2,4]"']  # fmt: skip
+    layout, said = swept(lab, *words, rc=1)
+    runs = [Run(layout.task(number).root) for number in range(4)]
+    assert [value(run) for run in runs] == [*map(total, (0.1, 0.2, 0.4)), None]
+    assert f"task 3 ({layout.task_id(3)}) " in said and "no such rate" in said
+    assert "3 of 4 done" in said and "Traceback" not in said
+    for number, run in enumerate(runs):
+        (job,) = [one.job_id for one in read_jobs(run.layout)]
+        lab.wait_for_runs(job, ["FAILED" if number == 3 else "COMPLETED"])
+        assert lab.show_job(job)["NodeList"] == "n3"

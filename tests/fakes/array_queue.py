@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftslurm.files import write_json
 from ftslurm.run.attempts import Attempt, Progress, claim, write_progress
-from ftslurm.run.jobs import BY_SUBMIT, add_job
+from ftslurm.run.jobs import BY_SUBMIT, add_job, read_jobs
 from ftslurm.run.spec import RunSpec, to_dict
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import (
@@ -22,6 +22,7 @@ from ftslurm.run.sweep_record import (
     add_array,
     add_tasks,
     parse_numbers,
+    read_tasks,
     write_sweep,
 )
 
@@ -130,7 +131,14 @@ class ArrayQueue:
     def _scontrol(self, argv):
         if argv[1] == "release":
             self.jobs[argv[2]][:2] = ["PENDING", "Resources"]
-        return self._say(argv, out=CONFIG)
+        throttle = [word.partition("=")[2] for word in argv if word.startswith("ArrayTaskThrottle")]
+        if throttle:
+            array = argv[2].partition("=")[2]
+            self.at_once[array] = int(throttle[0])
+            words = [job[0] for name, job in self.jobs.items() if name.startswith(f"{array}_")]
+            if not {"PENDING", "RUNNING"}.issuperset(words):
+                return self._say(argv, 1, err=f"{array}_[0-1]: Job has already finished\n")
+        return self._say(argv, out=CONFIG if argv[1] == "show" else "")
 
 
 def quick(seconds):
@@ -181,6 +189,15 @@ def queued(layout, queue, numbers, array_id="70", word="RUNNING", reason="None")
     for number in numbers:
         add_job(layout.task(number), array.job_id(number), scheduler="slurm", queued_by=BY_SUBMIT)
     queue.put([array.job_id(number) for number in numbers], word, reason)
+
+
+def task_of(layout, job_id):
+    """The number of the task whose job it is."""
+    return next(
+        task.number
+        for task in read_tasks(layout)
+        if job_id in [job.job_id for job in read_jobs(layout.task(task.number))]
+    )
 
 
 def train(layout, number, *, step=47, job_id=None):
