@@ -11,10 +11,11 @@ ftslurm/program/inside.py. Importing this costs nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Union
-
+# As of typing, which takes longer to load than Python to start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Optional, Union
 
 # A literal: importlib.metadata would cost more than argparse and pathlib together at each start.
 __version__ = "0.1.0"

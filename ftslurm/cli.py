@@ -5,6 +5,7 @@ Each verb is a `main(argv) -> exit code` in its own module, with its own argpars
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Optional
@@ -54,18 +55,40 @@ def main(argv: Optional[list[str]] = None) -> int:
         return EXIT_USAGE
     module, _, function = VERBS[verb][0].partition(":")
     try:
-        return int(getattr(import_module(module), function)(rest))
+        code = int(getattr(import_module(module), function)(rest))
     except FtslurmError as error:
         print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except FileNotFoundError as error:
         print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
-    except BrokenPipeError:
-        return EXIT_OK  # `ftslurm status RUN | head` has seen enough
+    except BrokenPipeError:  # `ftslurm status RUN | head` has seen enough
+        return _without_stdout(EXIT_OK)
     except OSError as error:
         print(f"ftslurm: error: {error}; try again", file=sys.stderr)  # noqa: T201
         return EXIT_TRY_AGAIN
+    return _told(code)
+
+
+def _told(code: int) -> int:
+    """What was asked for is done: whatever becomes of the words, nobody is to do it again."""
+    if sys.stdout is None:  # closed (`>&-`)
+        return code
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _without_stdout(EXIT_OK)
+    except OSError as error:
+        said = f"it is done, and what was to be said of it could not be written: {error}"
+        print(f"ftslurm: error: {said}", file=sys.stderr)  # noqa: T201
+        return _without_stdout(code or EXIT_FAILED)
+    return code
+
+
+def _without_stdout(code: int) -> int:
+    """The interpreter flushes stdout once more as it ends, and would complain of the same again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _help() -> str:

@@ -23,11 +23,12 @@ GRES = "n1|gpu:h100:2(S:0-1)\nn2|gpu:h100:2(S:0,1)\nn3|(null)\n"
 
 class Slurm:
     """Prints a recorded configuration, with some of its lines changed; `preempt` and `grace` are
-    the partition's, `accounts` what sacctmgr prints (None: it fails), `gres` what sinfo does."""
+    the partition's, `accounts` what `sacctmgr show qos` prints (None: it fails), `default_qos` that
+    of the user's own account, `gres` what sinfo prints."""
 
     def __init__(
         self, version, *, grace="120", preempt="REQUEUE", accounts=None, gres=GRES, shared="NO",
-        said_at="",        **changed,
+        said_at="", default_qos="", **changed,
     ):  # fmt: skip
         lines = (DATA / f"slurm-{version}" / "config.txt").read_text().splitlines()
         settings = {**WELL_SET, **changed}
@@ -41,6 +42,7 @@ class Slurm:
             kept[0] = f"Configuration data as of {said_at}"
         self.config = "\n".join(kept)
         self.gres, self.accounts, self.asked = gres, accounts, []
+        self.default_qos = default_qos
         partitions = (DATA / f"slurm-{version}" / "partitions.txt").read_text()
         self.partitions = (
             partitions.replace("GraceTime=15", f"GraceTime={grace}")
@@ -51,6 +53,11 @@ class Slurm:
     def __call__(self, argv, timeout_s):
         assert timeout_s <= 30
         self.asked.append(argv[0])
+        if argv[0] == "sacctmgr" and "assoc" in argv:
+            rows = f"lab|other|ada||long|long\nlab|own|ada||{self.default_qos}|normal,low\n"
+            return Completed(0, rows, "")
+        if argv[0] == "sacctmgr" and "user" in argv:
+            return Completed(0, "ada|own\n", "")
         if argv[0] in ("sinfo", "sacctmgr"):
             told = self.gres if argv[0] == "sinfo" else self.accounts
             return Completed(1, "", "x: error: no") if told is None else Completed(0, told, "")

@@ -25,7 +25,7 @@ class MadeRun:
         write_json(self.layout.run_json, {**record, "spec": to_dict(RunSpec(steps=60, **spec))})
         self.begun_at = time.time() - 3600.0
 
-    def attempt(self, at, *, restored=None, trained_to, stopped_at=None):
+    def attempt(self, at, *, restored=None, trained_to, stopped_at=None, loss=0.5):
         """`at`: seconds after the run began. Trains from then on; the last word is as old."""
         made = claim(
             self.layout, Attempt(0, "12", 0, ["n1", "n2"], claimed_at=self.begun_at + at)
@@ -38,7 +38,7 @@ class MadeRun:
             self.event(made.number, "first_step", at + 5 + STEP_S, step=first + 1)
         trace = TraceWriter(self.layout.trace_file(made.number))
         for step in range(first + 1, trained_to + 1):
-            trace.append(TraceRow(step, 0.5, step, TOKENS * step, STEP_S))
+            trace.append(TraceRow(step, loss, step, TOKENS * step, STEP_S))
         last_at = at + 5 + STEP_S * (trained_to - first) if stopped_at is None else stopped_at
         word = Progress(
             step=trained_to, steps=60, loss=0.5, tokens_per_s=50.0, restored_step=restored,

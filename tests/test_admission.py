@@ -21,7 +21,7 @@ LIMIT_S = parse_time_s(RunSpec().cluster.time)
 @pytest.fixture(autouse=True)
 def signals_stay(monkeypatch):
     """This process is no verb's."""
-    monkeypatch.setattr("ftslurm.recovery.admission.outlive_requeue", lambda: None)
+    monkeypatch.setattr("ftslurm.recovery.recover.outlive_requeue", lambda: None)
 
 
 def files_of(layout):

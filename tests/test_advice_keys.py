@@ -32,6 +32,9 @@ PLAIN = {"runs_dir"}
 _KEY = re.compile(r"(?<![\w./-])([a-z]\w+(?:\.[a-z]\w*)+)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _COMMAND = re.compile(r"(?:`|^ +)(?:srun )?ftslurm ([a-z]+)\b([^`\n]*)", re.MULTILINE)
+_FILE = re.compile(
+    r"(?<![\w./-])(?:slurm|conf|ftslurm)/[\w./-]+\w|\bREADME(?:\.md)?:? ?[A-Z][\w ]*"
+)
 _TARGET = re.compile(r"`make ([a-z-]+)`")
 
 
@@ -93,6 +96,8 @@ def wrong_in(text: str, verb: str) -> list[str]:
         # `--gres=...` is given in cluster.sbatch, which refuses what a key stands for.
         is_passed = "cluster.sbatch" in text and option.removeprefix("--") not in _SBATCH
         wrong += [] if is_own or is_passed else [option]
+    # A part of the README is told by its heading, which moves; a file is there or is not.
+    wrong += [name for name in _FILE.findall(text) if not (ROOT / name).exists()]
     makefile = (ROOT / "Makefile").read_text()
     wrong += [name for name in _TARGET.findall(text) if f"\n{name}:" not in makefile]
     return wrong
@@ -123,6 +128,9 @@ def test_keys_and_options_are_found_in_these_texts_at_all():
         ("`ftslurm mend RUN` does it", ["ftslurm mend"]),
         ("`ftslurm doctor --there` tells", ["--there"]),
         ("`make instal-node`", ["instal-node"]),
+        ("see slurm/site/NONE.md", ["slurm/site/NONE.md"]),
+        ("see README: For administrators", ["README: For administrators"]),
+        ("see slurm/site/README.md", []),
         ("give `--nodes=4` in cluster.sbatch", []),
         ("give `--time-min=4` in cluster.sbatch", ["--time-min"]),
         ("checkpoint.interval_s={} and recovery.budgets.code, see prolog.sh", []),

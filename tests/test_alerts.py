@@ -17,11 +17,16 @@ FRESH, STUCK = "0+60x200", "0x150"
 HOLDS = {"run_active": "1x150", "run_training": "1x150"}
 
 
-def node(name="n1", *, read_at=FRESH, parts=(), **series):
-    """What is read of a run on one node; `parts`: of its node_seconds."""
+def node(name="n1", *, read_at=FRESH, parts=(), states=(), **series):
+    """What is read of a run on one node; `parts`: of its node_seconds; `states`: steps trained
+    again that were equal, and that were not."""
     told = {"metrics_timestamp_seconds": read_at, "run_info": "1x150", **HOLDS, **series}
     rows = [(family, values, {}) for family, values in told.items()]
     rows += [("node_seconds", values, {"part": part}) for part, values in dict(parts).items()]
+    rows += [
+        ("fingerprint_steps", f"{steps}x150", {"state": state})
+        for state, steps in zip(("equal", "differ"), states)
+    ]
     return [
         {"series": f"{PREFIX}{family}{{{_labels(family, name, more)}}}", "values": values}
         for family, values, more in rows
@@ -47,6 +52,7 @@ LAG, FELL_BACK = (
 )
 FREE, FAILED_AT = "checkpoint_disk_free_bytes", "last_failure_timestamp_seconds"
 RECOVERED_AT, DOWN_AT = "last_recovery_timestamp_seconds", "down_since_timestamp_seconds"
+DIFFERED = "fingerprint_last_differ_timestamp_seconds"
 OFF, ON = "0x150", "1x150"
 OFTEN = "1 1 1 0 " * 40
 """It trains for three minutes, and a minute passes until it does again."""
@@ -88,6 +94,12 @@ CASES = {
         (node(**{FELL_BACK: "-3300x150"}), {1: True, 4: True, 6: False}),
         (node(read_at=STUCK, **{FELL_BACK: "0x150"}), {15: True}),  # over meanwhile
         (node(), {1: False}),
+    ],
+    "FtslurmTrainedOtherwise": [
+        (node(states=(4, 1), **{DIFFERED: "-86100x150"}), {1: True, 4: True, 6: False}),
+        (node(states=(5, 0)), {1: False}),
+        (node(states=(5, 0), **{DIFFERED: "0x150"}), {1: False}),
+        (node(read_at=STUCK, states=(0, 3), **{DIFFERED: "0x150"}), {15: True}),  # over meanwhile
     ],
     "FtslurmUnfinishedVersions": [
         (node(checkpoint_unfinished="3x150"), {29: False, 31: True}),

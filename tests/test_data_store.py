@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -247,6 +249,34 @@ def test_parent_and_child_read_the_same_store_after_a_fork(whole: Path) -> None:
     for _ in range(3):
         assert np.array_equal(store.read(wanted), truth)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_an_error_that_passes_costs_no_attempt(
+    whole: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = TokenStore(whole, 100)
+    expected_rows = store.read([3, 7])
+    opened, handles, left = TokenStore.open, [], [1]
+
+    class Stumbling:
+        def __init__(self, tokens: h5py.Dataset) -> None:
+            self.tokens, self.dtype = tokens, tokens.dtype
+
+        def __getitem__(self, wanted: slice) -> np.ndarray:
+            if left[0]:
+                left[0] -= 1
+                raise OSError(number, os.strerror(number))
+            handles.append(self.tokens)
+            return self.tokens[wanted]
+
+    monkeypatch.setattr(TokenStore, "open", lambda self: Stumbling(opened(self)))
+    before = opened(store)
+    assert np.array_equal(store.read([3, 7]), expected_rows)
+    assert (handles[0] is before) == (number == errno.EIO)  # a stale handle is opened again
+    left[0] = 10**6
+    with pytest.raises(DataError, match=r"cannot read sequence 3 .*data describe --verify"):
+        store.read([3])
 
 
 def test_a_store_travels_by_pickle(whole: Path) -> None:

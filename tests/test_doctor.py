@@ -230,6 +230,20 @@ def test_without_a_qos_or_without_accounting_it_is_said_that_nothing_can_be_told
         slurm("26.05", PreemptType="preempt/qos", accounts=QOS, qos="x")
 
 
+def test_a_job_that_names_no_qos_is_judged_by_its_users_own():
+    found = lines_of("26.05", PreemptType="preempt/qos", accounts=QOS, default_qos="low")
+    assert found["slurm.preempt_mode"].seen.startswith("QOS low, which your jobs get: ")
+    assert (found["slurm.grace"].state, found["slurm.grace"].seen) == (
+        OK, "GraceTime=300 of QOS low, which your jobs get: so long a preempted run may save"
+    )  # fmt: skip
+    found = lines_of("26.05", PreemptType="preempt/qos", accounts=QOS, default_qos="normal")
+    assert found["slurm.grace"].state == WARN
+    named = lines_of(
+        "26.05", PreemptType="preempt/qos", accounts=QOS, default_qos="low", qos="long"
+    )
+    assert named["slurm.grace"].seen.startswith("QOS long: ")
+
+
 def test_accounting_is_asked_only_where_preemption_goes_by_qos():
     run = Slurm("26.05")
     slurm_lines("low", run=run)

@@ -254,6 +254,19 @@ def test_the_slowest_emergency_saves_are_held_against_what_there_was_for_them(tm
     assert percentile(list(range(1, 201)), 0.99) == 198
 
 
+@pytest.mark.parametrize(("left_s", "took_s", "state"), [(89.0, 80.0, OK), (9.0, 20.0, WARN)])
+def test_a_save_is_held_against_the_time_that_slurm_gave_it(tmp_path, left_s, took_s, state):
+    """60 s were frozen at submit; the site's settings have changed since."""
+    run = OldRun(tmp_path)
+    run.attempt(0, steps=range(1, 3))
+    run.event(1, "signal", 1000.0, signal="SIGTERM", step=9)
+    run.event(1, "deadline", 1000.5, left_s=left_s, by="preempted")
+    run.event(1, "committed", 1000.0 + took_s, step=9, seconds=5.0, bytes=10)
+    line = check_emergency_saves(list(past_runs(tmp_path)))
+    assert line.state == state
+    assert state == WARN or "there were 90 s or more for it" in line.seen, line
+
+
 def test_a_periodic_save_that_was_under_way_is_not_taken_for_the_one_that_was_asked_for(tmp_path):
     run = OldRun(tmp_path)
     run.attempt(0, steps=range(1, 3))

@@ -274,6 +274,11 @@ def test_an_option_that_cannot_be_right_is_refused_with_a_sentence(arguments, to
     assert told in capsys.readouterr().err
 
 
+def test_an_object_store_is_no_folder_for_runs(capsys):
+    assert main(["doctor", "--here", "--runs", "s3://bucket/runs"]) == 2
+    assert "name a folder there" in capsys.readouterr().err
+
+
 def test_without_slurm_the_verb_ends_with_3_and_says_what_was_not_looked_at(
     tmp_path, monkeypatch, capsys
 ):
@@ -282,4 +287,5 @@ def test_without_slurm_the_verb_ends_with_3_and_says_what_was_not_looked_at(
     assert main(["doctor", "--write-gb", "0", "--state-gb", "1e-6"]) == 3
     text = capsys.readouterr().out
     assert "Slurm was not asked" in text
-    assert "5 not looked at" in text
+    assert "nothing of ftslurm writes to one" in text
+    assert "6 not looked at" in text

@@ -150,6 +150,13 @@ def test_what_is_unusual_and_harmless_is_no_false_alarm(change):
     assert [line for line in lines_of(change).values() if line.state != OK] == []
 
 
+@pytest.mark.parametrize(("rate", "is_told"), [(1.9e9, True), (2.1e9, False)])
+def test_a_local_tier_below_two_gigabytes_a_second_is_told_as_such(rate, is_told):
+    line = lines_of(slow("/tmp", rate))["across.write_local"]
+    assert line.state == OK, "no save goes there"
+    assert ("a local tier should take 2" in line.seen) is is_told
+
+
 @pytest.mark.parametrize("field", ["claims", "seen", "clock"])
 def test_an_answer_that_does_not_come_in_time_is_said_and_nothing_is_made_of_it(field):
     found = lines_of(own(field, {} if field != "clock" else None))

@@ -18,6 +18,7 @@ from ftslurm.files import (
     read_records,
     write_atomic,
     write_json,
+    write_new,
 )
 
 
@@ -54,7 +55,9 @@ def test_bytes_and_name_are_synced_before_a_write_returns(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"a": 1}', b'{"schema_version": "1"}', b"\xff"]
+    "data",
+    [b"", b"{", b"[]", b'{"a": 1}', b'{"schema_version": "1"}', b"\xff", b"[" * 100_000],
+    ids=["empty", "torn", "list", "no version", "text", "no UTF-8", "deep"],
 )
 def test_what_is_no_record_of_ours_is_refused_by_name(data):
     with pytest.raises(FormatError, match="RUN/run.json"):
@@ -225,3 +228,15 @@ def test_a_line_that_a_full_disk_cuts_is_an_error_and_stays_alone(tmp_path, monk
             append_record(path, {"n": 2})
     append_record(path, {"n": 3})
     assert [record["n"] for record in read_records(path)] == [1, 3]
+
+
+def test_a_new_file_is_whole_though_the_disk_takes_it_in_parts_and_none_takes_its_place(
+    tmp_path, monkeypatch
+):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
+    write_new(tmp_path / "a", b"0123456789")
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "a", b"other")
+    assert (tmp_path / "a").read_bytes() == b"0123456789"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644

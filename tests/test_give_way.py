@@ -24,7 +24,7 @@ from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
 @pytest.fixture(autouse=True)
 def signals_stay(monkeypatch):
     """This process is no verb's."""
-    monkeypatch.setattr("ftslurm.recovery.allocation.outlive_requeue", lambda: None)
+    monkeypatch.setattr("ftslurm.recovery.recover.outlive_requeue", lambda: None)
     monkeypatch.setattr("ftslurm.recovery.successor.KEEP_OUT_S", 0.1)
 
 

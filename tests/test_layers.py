@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "ftslurm"
 
 # A room imports from itself and from lower ranks only, except where EXTRA says so.
 RANK = {
-    "errors": 0, "faults": 1, "files": 2, "health": 3, "plan": 3, "run": 4,
+    "errors": 0, "parent": 0, "faults": 1, "files": 2, "health": 3, "plan": 3, "run": 4,
     "scheduler": 5, "checkpoint": 5, "replay": 5, "program": 5, "diagnosis": 6,
     "recovery": 7, "node": 7, "sweep": 8, "agent": 9, "submit": 9, "operate": 9, "report": 9,
     "doctor": 9, "train": 9, "hydra_app": 10, "metrics": 10, "cli": 11,
@@ -19,7 +19,7 @@ RANK = {
 HEAVY = {"torch", "numpy", "h5py"}
 # Files, or a whole room.
 OWNERS = {
-    "hydra": {"submit/compose.py", "submit/compose_sweep.py", "hydra_app"},
+    "hydra": {"submit/compose.py", "submit/compose_sweep.py", "submit/override.py", "hydra_app"},
     "omegaconf": {"submit/compose.py", "submit/compose_sweep.py", "hydra_app"},
     "submitit": {"submit/executor.py"},
     "jinja2": {"submit/render.py"},
@@ -44,7 +44,7 @@ PURE = ["train/pace.py", "run/planned.py", "submit/preemption.py",
         "recovery/policy.py", "scheduler/hostlist.py", "run/layout.py", "run/spec.py",
         "run/spec_check.py", "run/timeline.py", "recovery/exclusion.py", "diagnosis/classify.py",
         "recovery/budgets.py", "recovery/sentences.py", "recovery/ending.py",
-        "recovery/job_meant.py", "recovery/case.py",
+        "recovery/job_meant.py", "recovery/case.py", "recovery/likeness.py",
         "diagnosis/signatures.py", "diagnosis/signatures_ranks.py",
         "diagnosis/signatures_system.py", "diagnosis/node_clues.py", "diagnosis/causes.py",
         "diagnosis/health_clues.py", "diagnosis/kernel_clock.py",

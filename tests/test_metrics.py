@@ -101,14 +101,42 @@ def test_saves_and_what_a_failure_would_cost(made, samples):
 
 def test_every_family_is_shown_by_some_run_and_none_without_its_labels(made, samples, tmp_path,
                                                                        capsys):  # fmt: skip
-    down = read_samples(shown(capsys, down_run(tmp_path).layout.root))
+    down = read_samples(shown(capsys, down_run(tmp_path / "down").layout.root))
+    other = read_samples(shown(capsys, differing_run(tmp_path / "other").layout.root))
     for name, family in FAMILIES.items():
-        series = samples.get(name) or down[name]
+        series = samples.get(name) or down.get(name) or other[name]
         extra = {"quantile"} if family.kind == SUMMARY else set()
         for labels, _ in series:
             assert set(labels) - extra <= {*family.labels}, name
     ((info, _),) = samples["run_info"]
     assert info == {"user": made.layout.root.owner(), "job_id": "12"}
+
+
+def differing_run(folder):
+    """Steps 21 to 25 have another loss the second time."""
+    run = MadeRun(folder)
+    run.attempt(0, trained_to=25)
+    run.commit(1, 20, 48, seconds=5.0)
+    run.decide(1, 61)
+    run.attempt(70, restored=20, trained_to=40, loss=0.25)
+    return run
+
+
+def test_steps_trained_again_are_told_equal_from_different(made, samples, tmp_path, capsys):
+    assert samples["fingerprint_steps"] == [({"state": "equal"}, 5.0), ({"state": "differ"}, 0.0)]
+    assert only(samples, "fingerprint_last_differ_timestamp_seconds") is None
+    run = differing_run(tmp_path)
+    told = read_samples(shown(capsys, run.layout.root))
+    assert told["fingerprint_steps"] == [({"state": "equal"}, 0.0), ({"state": "differ"}, 5.0)]
+    assert only(told, "fingerprint_last_differ_timestamp_seconds") == run.begun_at + 70
+    twice = as_json(capsys, "status", run)["twice"]
+    assert (twice["losses"], twice["same_loss"], twice["differ"]) == (5, 0, 5)
+
+
+def test_where_no_step_was_trained_again_there_is_no_fingerprint(tmp_path, capsys):
+    run = MadeRun(tmp_path)
+    run.attempt(0, trained_to=25)
+    assert "fingerprint" not in shown(capsys, run.layout.root)
 
 
 def test_the_cluster_is_named_where_slurm_says_it(made, monkeypatch, capsys):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import time
 
 import pytest
@@ -11,10 +13,23 @@ import pytest
 from ftslurm.cli import main
 from ftslurm.plan.capacity import peers_pay_from
 from ftslurm.plan.failures import SIZES, mtbf_s
-from ftslurm.plan.intervals import Costs, daly_s, exact_s, expected_s, waste, young_s
+from ftslurm.plan.intervals import (
+    Costs,
+    after_failure_s,
+    daly_s,
+    exact_s,
+    expected_s,
+    waste,
+    young_s,
+)
+from ftslurm.plan.options import _EXAMPLES
 from ftslurm.plan.plan import Ask, plan
 from ftslurm.plan.published import rows
 from ftslurm.plan.simulate import play
+from ftslurm.report.fleet import Fleet
+from ftslurm.report.jobs import AttemptReport, JobReport
+from ftslurm.report.text import fleet_lines
+from ftslurm.scheduler.hostlist import expand
 
 M = mtbf_s(16_384)
 
@@ -93,6 +108,8 @@ PUBLISHED = {
     "interruptions of 16,384 GPUs in 54 days": (419, 8),
     "waste at 4 minutes": (2.1, 0.05),
     "naive waste, (4 min + 60 min) / MTBF": (35, 0.5),
+    "a failure of 512 GPUs: load and train again": (75, 25),  # "the most" of it
+    "the same: detection": (0, 10),
     "bytes a parameter": (14, 0),
     "with BF16 gradients": (16, 0),
     "state of 70B parameters": (980, 0),
@@ -117,6 +134,50 @@ def test_the_naive_third_is_nearly_all_the_restart_of_an_hour() -> None:
     assert 25 < restart < exact < 35
 
 
+def test_what_a_failure_costs_is_split_and_the_dearest_part_is_named_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """512 GPUs, 50 GB: loading and training again cost more than detection."""
+    asked = ["--gpus", "512", "--state-gb", "50", "--persist", "0", "--interval", "240",
+             "--restart", "detect=10,leave=45,start=75,load=25"]  # fmt: skip
+    assert main(["plan", *asked]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "a failure costs" in one]
+    assert line.split("costs", 1)[1].strip() == (
+        "4.58 min in the mean: trained again 120 s (44%), start 75 s (27%), leave 45 s (16%), "
+        "load 25 s (9%), detect 10 s (4%)"
+    )
+    assert main(["plan", *asked, "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["after_failure_s"]
+    assert parts == {"detect": 10.0, "leave": 45.0, "start": 75.0, "load": 25.0, "again": 120.0}
+
+
+def test_the_time_between_failures_is_taken_as_report_prints_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = AttemptReport(
+        state="FAILED", cause="gpu", sentence="", start_at=0.0, end_at=3600.0, wait_s=0.0,
+        elapsed_s=3600.0, num_nodes=1000, gpus=8000, nodes="n[1-1000]", node="n1",
+    )  # fmt: skip
+    fleet = Fleet()
+    fleet.add(JobReport("7", "a", "ada", "lab", "gpu", "failed", [one]), expand=expand)
+    assert fleet.gpu_mtbf_h == 8000.0
+    told = " ".join(" ".join(fleet_lines(fleet, None)).split())
+    printed = re.search(r"([\d,]+) GPU-hours for each fault .* as `ftslurm plan --gpu-mtbf`", told)
+    assert printed is not None and printed[1] == "8,000"
+    assert main(["plan", "--gpus", "8", "--gpu-mtbf", printed[1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["gpu_mtbf_h"] == 8000.0
+
+
+@pytest.mark.parametrize("interval_s", [240.0, 600.0])
+def test_the_split_of_a_failure_is_what_the_simulation_sees(interval_s: float) -> None:
+    costs = Costs(1.0, 155.0)
+    between_s = mtbf_s(512)
+    played = play(interval_s, costs, between_s, work_s=20_000 * between_s, seed=3)
+    seen_s = played.wall_s * (played.waste.lost + played.waste.restart) / played.failures
+    said_s = sum(after_failure_s({"restart": 155.0}, interval_s, 0.0).values())
+    assert seen_s == pytest.approx(said_s, rel=0.02)
+
+
 def test_peers_pay_sooner_the_longer_a_restart_takes() -> None:
     def pays_from(restart_s: float) -> int:
         return peers_pay_from(
@@ -137,6 +198,26 @@ def test_the_table_goes_to_131072_gpus_in_a_second(capsys: pytest.CaptureFixture
     assert taken_s < 5.0
     assert [line.split()[0] for line in out.splitlines()[1:-1]] == [f"{one:,}" for one in SIZES]
     assert "131,072" in out
+
+
+def examples() -> list[list[str]]:
+    """Of --help, as they stand there."""
+    told = re.sub(r"\\\n *", " ", _EXAMPLES)
+    lines = [line.split("   ")[0] for line in told.splitlines() if line.startswith("  ftslurm")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_there_are_examples_to_run() -> None:
+    assert len(examples()) == 6 and ["plan", "--table"] in examples()
+    assert any("first_step=10" in words[-1] for words in examples())
+
+
+@pytest.mark.parametrize("words", examples(), ids=" ".join)
+def test_every_example_of_the_help_runs(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 8
 
 
 def test_json_says_the_same_as_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +272,17 @@ def test_a_simulation_that_is_given_up_says_so(
         (["--gpus", "0"], "not above 0"),
         (["--gpus", "1.5"], "no whole number"),
         (["--gpus", "8", "--restart", "detect=10,detect=5"], "write e.g."),
-        (["--gpus", "8", "--stall", "nan"], "no number"),
+        (["--gpus", "8", "--stall", "nan"], "no number from 0 on\n"),
+        (["--gpus", "8", "--stall", "1,5"], "`1,5` is no number"),
+        (["--gpus", "-5"], "`-5` is no number from 0 on"),
+        (["--gpus", "1k"], "leave the unit out"),
+        (["--gpus", "8", "--params", "70B"], "`70B` is no number from 0 on; leave the unit out"),
+        (["--gpus", "8", "--restart", "3m"], "leave the unit out"),
+        (["--gpus", "8", "--restart", "detect=10,load"], "`load` has no seconds"),
+        (["--gpus", "8", "--params", "7e9", "--state-gb", "50"], "leave one of them out"),
+        (["--gpus", "8", "--table"], "leave one of them out"),
+        (["--gpus", "8", "--restart", "load=9,again=5"], "follows from the interval"),
+        (["--gpus", "8", "--interval", "0"], "not above 0"),
     ],
 )
 def test_a_wrong_option_is_refused_with_a_sentence(

@@ -22,6 +22,9 @@ SHOWN = (
 )
 
 
+NO_SOURCE = "fatal: Could not establish a configuration source"
+
+
 class Sacct:
     """Prints the rows it was given, with the delimiter it is asked for; keeps what it was asked."""
 
@@ -30,7 +33,9 @@ class Sacct:
         (folder / "bin").mkdir()
         self.rows("")
         self.fails("")
-        self._write("scontrol", f'cat {folder}/shown 2>/dev/null; exit "$(cat {folder}/shown_rc)"')
+        said = f"cat {folder}/shown 2>/dev/null; cat {folder}/shown_error >&2"
+        self._write("scontrol", f'{said}; exit "$(cat {folder}/shown_rc)"')
+        self.controller_fails("")
         (folder / "shown_rc").write_text("1")
         self._write("sacctmgr", f'printf "%s\\n" "$@" >{folder}/events_asked; cat {folder}/events')
         self.had_events("")
@@ -75,6 +80,9 @@ if [ -s {folder}/late ]; then cat {folder}/late >&2; exit 1; fi
         (self.folder / "error").write_text(error)
         (self.folder / "late").write_text(late)
 
+    def controller_fails(self, error: str) -> None:
+        (self.folder / "shown_error").write_text(error)
+
     def had_events(self, *lines: str) -> None:
         """Of nodes, as sacctmgr prints them."""
         (self.folder / "events").write_text("".join(f"{line}\n" for line in lines))
@@ -118,7 +126,7 @@ def test_one_line_a_job_with_its_attempts_folded(sacct, capsys):
     assert " n2 " in out
     assert "\n8 " not in out  # nothing is wrong with it
     assert "cluster.exclude" in out
-    assert "2 jobs (2 completed), 4 attempts, 1 failures" in out
+    assert "2 jobs (2 completed), 4 attempts, 1 failure\n" in out
     assert any(word.startswith("--user=") for word in sacct.asked)
     assert "--starttime=now-7days" in sacct.asked
 
@@ -226,9 +234,13 @@ def test_without_accounting_the_controller_is_asked_and_that_is_said(sacct, caps
 
 
 def test_without_anything_to_read_the_code_is_3(sacct, capsys):
-    sacct.fails("Slurm accounting storage is disabled\n")
+    sacct.fails(f"error: no host\nerror: no lookup\nsacct: {NO_SOURCE}\n")
+    sacct.controller_fails(f"error: no host\nerror: no lookup\nscontrol: {NO_SOURCE}\n")
     assert report() == 3
-    assert "no accounting" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("ftslurm: note: neither accounting nor slurmctld answers: ")
+    assert said.count("\n") == 1
+    assert said.count(NO_SOURCE) == 1 and "lookup" not in said
 
 
 def test_a_table_that_breaks_off_is_said_and_what_came_is_reported(sacct, capsys):

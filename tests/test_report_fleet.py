@@ -3,12 +3,12 @@
 import pytest
 
 from ftslurm.diagnosis import causes
-from ftslurm.report.advice import BY_CAUSE, findings
+from ftslurm.report.advice import BY_CAUSE, WHOSE, findings
 from ftslurm.report.fleet import Fleet, Goodput
 from ftslurm.report.fold import fold
 from ftslurm.report.jobs import FAILURES, FREE, AttemptReport, JobReport, report_of, within
 from ftslurm.report.records import COLUMNS, csv_row, lost_gpu_hours
-from ftslurm.report.text import fleet_lines, job_lines
+from ftslurm.report.text import clip, columns, fleet_lines, job_lines
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.job_table import JobRun
 
@@ -169,6 +169,48 @@ def test_text_shows_nothing_that_a_terminal_acts_on():
     assert "  -" in lines[2]  # of a run, an attempt of Slurm's alone has no number
 
 
+def test_a_finding_says_whose_fault_it_was_and_what_it_cost():
+    found = fleet(
+        job(attempt(causes.GPU, node="n1", hours=9.0, lost_s=1800.0)),
+        job(attempt(causes.CODE, hours=2.0), state="failed"),
+    )
+    told = {one.what.split(",")[0]: one.what for one in findings(found)}
+    assert told["gpu"].startswith(
+        "gpu, the cluster's fault: 1 attempt of 1 job on n1 (1), 4 GPU-hours lost; a GPU or its"
+    )
+    assert "1 attempt of 1 job, at most 16 GPU-hours lost; the program" in told["code"]
+    without = findings(fleet(job(attempt(causes.CODE, gpus=0), state="failed")))
+    assert "GPU-hours" not in without[0].what
+
+
+def test_a_finding_names_the_nodes_that_were_blamed_most():
+    often = ("n1", "n2", "n2", "n3", "n4", "n5", "n5", "n5")
+    found = fleet(*(job(attempt(causes.NODE, node=node)) for node in often))
+    assert "8 attempts of 8 jobs on n5 (3), n2 (2), n1 (1) and 2 other nodes," in (
+        findings(found)[0].what
+    )
+    one = fleet(job(attempt(causes.CODE, node="n1"), state="failed"))
+    assert "n1" not in findings(one)[0].what  # the rank that failed first was there
+
+
+def test_names_of_any_script_stand_in_their_columns():
+    names = ("ada", "ユーザー名が長い", "e\u0301lodie", "ab\x1b[31m")
+    lines = [next(iter(job_lines(job(attempt(causes.CODE), user=name)))) for name in names]
+    places = [columns(line[: line.index("completed")]) for line in lines]
+    assert places == [22, 22, 22, 22]
+    assert clip("日本語", 6) == "日本語" and clip("日本語x", 6) == "日本~"
+
+
+def test_every_cause_has_somebody_whose_fault_it_is():
+    assert set(WHOSE) == set(causes.MEANING)
+
+
+def test_text_counts_one_as_one():
+    lines = "\n".join(fleet_lines(fleet(job(attempt())), None))
+    assert lines.startswith("1 job (1 completed), 1 attempt, 0 failures")
+    assert fleet_lines(Fleet(), None)[0] == "0 jobs, 0 attempts, 0 failures"
+
+
 def test_every_cause_is_a_failure_or_free_and_every_failure_has_advice():
     assert FREE | FAILURES | {causes.CANCELLED_ADMIN} == set(causes.MEANING)
     assert set(BY_CAUSE) >= FAILURES
@@ -181,7 +223,10 @@ def test_findings_name_the_dearest_cause_first_and_what_wastes_the_time():
     )
     found.goodput.add(Goodput(trained_s=80, lost_s=15, stall_s=1, restart_s=4))
     told = findings(found)
-    assert [one.what.split(":")[0] for one in told[:2]] == [causes.NODE, causes.CODE]
+    assert [one.what.split(":")[0] for one in told[:2]] == [
+        "node, the cluster's fault",
+        "code, the program's fault",
+    ]
     assert "15.0 % of the allocated time trained again or lost" in told[2].what
     assert "checkpoint.interval_s" in told[2].advice
     assert len(told) == 3

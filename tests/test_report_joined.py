@@ -123,22 +123,20 @@ def test_goodput_is_what_was_trained_once_and_the_rest_is_told_apart(layout):
     assert report.step_s == 2.0
 
 
-def test_a_run_that_was_given_up_has_lost_what_no_checkpoint_holds(layout):
-    trace(layout, 1, 1, [3.0] * 10)
-    told = story(
-        attempt(1, claimed_at=1000.0, cause="code", last_step=10, committed_step=8, action="stop"),
-        state="stopped", committed=8,
-    )  # fmt: skip
-    report, _ = joined(layout, told, slurm("FAILED", 1000.0, 1100.0))
-    assert (report.state, report.attempts[0].steps_lost) == ("failed", 2)
-    assert report.attempts[0].lost_s == pytest.approx(6.0)
-    assert report.attempts[0].tokens_lost == 2 * TOKENS
-
-
 def test_the_rank_that_hung_is_the_one_that_is_blamed(layout):
     hung = attempt(1, claimed_at=1000.0, cause="hang", blamed={"node": "n1", "rank": 3})
     told, _ = joined(layout, story(hung), slurm("FAILED", 1000.0, 1100.0))
     assert (told.attempts[0].rank, told.attempts[0].node) == (3, "n1")
+
+
+def test_the_node_that_was_given_up_as_too_slow_is_the_one_that_is_blamed(layout):
+    findings = [
+        {"kind": "straggler", "nodes": ["n1"], "ranks": [0], "acted": False},
+        {"kind": "straggler", "nodes": ["n2"], "ranks": [5], "acted": True},
+    ]
+    slow = attempt(1, claimed_at=1000.0, cause="straggler", ended="stopped", findings=findings)
+    told, _ = joined(layout, story(slow), slurm("COMPLETED", 1000.0, 1100.0))
+    assert [(one.node, one.rank) for one in told.attempts] == [("n2", 5)]
 
 
 def test_a_run_that_got_a_new_job_each_time_is_one_report(layout):

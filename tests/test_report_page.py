@@ -45,6 +45,8 @@ const seen = {
       [...row.querySelectorAll('.track i')].map(
         bar => [(box(bar).left - track.left) / track.width, box(bar).width / track.width])];
   }),
+  table_past: Math.max(...[...document.querySelectorAll('.scroll')].map(
+    one => one.scrollWidth - one.clientWidth)),
   past_the_edge: document.scrollingElement.scrollWidth - window.innerWidth,
   cut: [...document.querySelectorAll('.at, .tile, li, p, .ticks span')].filter(
     one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth).map(one => one.innerText),
@@ -225,6 +227,8 @@ def test_nothing_is_cut_off_on_a_wide_screen_or_a_narrow_one(tmp_path, width):
     assert seen["past_the_edge"] <= 0
     assert seen["cut"] == []
     assert seen["overlapping"] == 0
+    # On a narrow one the table is moved to and fro below the finger.
+    assert (seen["table_past"] > 0) is (width == 400)
 
 
 @pytest.mark.timeout(300)
@@ -255,6 +259,19 @@ def test_sweeps_are_listed_with_what_failed_and_what_came_out():
         "sweep-&lt;1&gt;", "5", "2 completed, 2 failed", "2-3", "0.5 of task 0 (lr=0)",
         "2.5 of task 1 (lr=1)",
     ]  # fmt: skip
+
+
+def test_each_cause_is_explained_to_who_does_not_know_the_word():
+    text = busy_page()
+    for why in ("ranks lost each other though all of them lived; it may pass (the cluster&#x27;s",
+                "the nodes were given to another job (nobody&#x27;s fault)"):  # fmt: skip
+        assert f"<span class=why>{why}" in text
+    assert made_page(*ordinary_jobs(1, jobs=1)).count("<b data-of='fleet.jobs'>1</b><span>job<")
+
+
+def test_a_loss_that_nobody_knows_is_explained_below_the_table():
+    assert "?: cut short without a record" in busy_page()
+    assert "?: cut short" not in made_page(*long_runs(1, runs=1))
 
 
 def test_a_page_of_nothing_says_so():

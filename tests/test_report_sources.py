@@ -15,6 +15,9 @@ from ftslurm.report.wanted import runs_below
 from ftslurm.run.attempts import Attempt, claim
 from ftslurm.run.jobs import add_job
 from ftslurm.run.layout import RunLayout
+from ftslurm.scheduler.protocol import CommandMissing
+from ftslurm.scheduler.sacct import sees_others
+from ftslurm.scheduler.slurm import CommandHangs, Completed
 
 __all__ = ["sacct"]
 
@@ -47,6 +50,70 @@ def test_a_run_of_before_the_window_is_left_out(sacct, capsys):
     _, record = as_json(capsys, "--since", "1d")
     assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["new"]
     assert len(as_json(capsys, "runs/old")[1]["jobs"]) == 1  # named, it is reported
+
+
+@pytest.mark.parametrize("word", ["7_1", "7", "slurm-7_1.out"])
+def test_a_job_that_is_named_is_told_by_the_run_below_that_it_is_of(sacct, capsys, word):
+    begin = time.time() - 10 * HOUR_S
+    make_run("r", "7_1", claimed_at=begin + 1)
+    make_run("other", "70", claimed_at=begin)
+    (sacct.folder / "runs/broken").mkdir()
+    (sacct.folder / "runs/broken/run.json").write_text("{")
+    Path("slurm-7_1.out").touch()
+    sacct.rows(slurm("7_1", "FAILED", begin, ExitCode="1:0"))
+    _, record = as_json(capsys, word)
+    (job,) = record["jobs"]
+    assert (job["job_id"], job["run_dir"], job["attempts"][0]["number"]) == ("7_1", "runs/r", 1)
+    assert record["source"]["notes"] == []
+
+
+def test_a_job_that_is_named_is_told_by_slurm_where_its_run_cannot_be_read(sacct, capsys):
+    begin = time.time() - 10 * HOUR_S
+    layout = make_run("r", "7", claimed_at=begin + 1)
+    write_json(layout.run_json, {"schema_version": 1, "spec": {}})
+    sacct.rows(slurm("7", "FAILED", begin, ExitCode="1:0"))
+    code, record = as_json(capsys, "7")
+    (job,) = record["jobs"]
+    assert (code, job["job_id"], job["state"], job["run_dir"]) == (1, "7", "failed", None)
+    (note,) = record["source"]["notes"]
+    assert "run `runs/r` is left out" in note
+    assert as_json(capsys, "runs/r")[1]["jobs"] == []
+
+
+@pytest.mark.parametrize("word", ["7_1", "7"])
+def test_a_job_that_its_run_alone_tells_of_is_not_called_unknown(sacct, capsys, word):
+    make_run("r", "7_1", claimed_at=time.time() - HOUR_S)
+    for is_away in (False, True):
+        if is_away:
+            sacct.fails("sacct: error: Connection refused")
+        code, record = as_json(capsys, word)
+        assert (code, [job["run_dir"] for job in record["jobs"]]) == (0, ["runs/r"])
+        assert "nothing is known" not in " ".join(record["source"]["notes"])
+    assert "nothing is known of job 8" in " ".join(as_json(capsys, "8")[1]["source"]["notes"])
+
+
+def test_a_user_without_a_name_is_told_of_a_job(sacct, capsys, monkeypatch):
+    def nameless():
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    sacct.rows(slurm("7", "FAILED", time.time() - 2 * HOUR_S, ExitCode="1:0"))
+    for words in (["7"], ["7", "999"], ["--all-users"]):
+        code, record = as_json(capsys, *words)
+        assert (code, record["fleet"]["jobs"]) == (1, 1)
+
+
+@pytest.mark.parametrize("error", [CommandMissing, CommandHangs])
+def test_a_report_is_whole_where_nobody_says_who_sees_whom(sacct, capsys, monkeypatch, error):
+    def silent(user):
+        raise error("`sacctmgr` gave no answer")
+
+    monkeypatch.setattr(sources, "sees_others", silent)
+    sacct.rows(slurm("7", "FAILED", time.time() - 2 * HOUR_S, ExitCode="1:0"))
+    code, record = as_json(capsys, "--all-users")
+    assert (code, record["fleet"]["jobs"]) == (1, 1)
+    assert report("--all-users") == 1
+    assert "1 job (1 failed)" in capsys.readouterr().out
 
 
 def test_a_run_of_another_user_is_left_out(sacct, capsys):
@@ -162,7 +229,36 @@ def test_a_run_without_a_trace_is_told_as_such(sacct, capsys):
     _, record = as_json(capsys, "runs/r")
     assert (record["fleet"]["runs_untold"], record["fleet"]["goodput"]["share"]) == (1, None)
     report("runs/r")
-    assert "of 1 runs, which left no trace" in capsys.readouterr().out
+    assert "of 1 run, which left no trace" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("dbd", "version", "level", "sees"), [
+    ("none", "22.05.8", "None", True),
+    ("jobs", "24.11.5", "None", False),
+    ("accounts,jobs,usage", "22.05.8", "", False),
+    ("usage", "22.05.8", "None", True),
+    ("jobs", "22.05.8", "Operator", True),
+    ("jobs", "22.05.8", "Administrator", True),
+    ("none", "26.05.5", "None", None),  # which says so whatever is set
+    ("none", "26.05.5", "Operator", True),
+    ("jobs", "26.05.9", "None", False),
+    (None, "22.05.8", "None", None),  # it does not answer
+])  # fmt: skip
+def test_who_sees_jobs_of_others_is_slurmdbds_word_and_not_slurm_confs(dbd, version, level, sees):
+    """The lines are of sacctmgr 22.05."""
+    own = "PluginDir              = /usr/lib\nPrivateData            = jobs,nodes\n"
+    of_dbd = (
+        f"\nSlurmDBD configuration:\nPrivateData            = {dbd}\nPurgeJobAfter = NONE\n"
+        f"SLURMDBD_VERSION       = {version}\n"
+    )
+
+    def run(argv, timeout_s):
+        if "config" in argv:
+            return Completed(1, "", "no") if dbd is None else Completed(0, own + of_dbd, "")
+        assert argv[-2:] == ["ada", "format=AdminLevel"]
+        return Completed(0, f"{level}\n", "")
+
+    assert sees_others("ada", run=run) is sees
 
 
 def test_names_of_nodes_are_held_once_and_in_bounds(monkeypatch):
@@ -190,15 +286,16 @@ def test_a_run_named_in_two_spellings_is_one(sacct, capsys):
 
 
 @pytest.mark.parametrize("words", [(), ("runs",)])
-def test_a_run_of_a_later_version_hides_no_other(sacct, capsys, words):
+@pytest.mark.parametrize("spec", [{}, []])
+def test_a_run_of_a_later_version_hides_no_other(sacct, capsys, spec, words):
     begin = time.time() - 2 * HOUR_S
     for name, job_id in (("damaged", "7"), ("fine", "8")):
         make_run(name, job_id, claimed_at=begin + 1)
-    write_json(RunLayout(Path("runs/damaged")).run_json, {"schema_version": 1, "spec": {}})
+    write_json(RunLayout(Path("runs/damaged")).run_json, {"schema_version": 1, "spec": spec})
     sacct.rows(slurm("7", "COMPLETED", begin), slurm("8", "COMPLETED", begin))
     _, record = as_json(capsys, *words)
     assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["fine"]
-    assert "damaged or of a later version: KeyError" in record["source"]["notes"][0]
+    assert "damaged or of a later version: " in record["source"]["notes"][0]
 
 
 def test_a_number_that_came_back_is_of_the_run_that_noted_it(sacct, capsys):

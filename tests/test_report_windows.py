@@ -81,6 +81,28 @@ def test_goodput_of_a_job_that_was_resized_has_what_the_lost_nodes_had(two):
     assert good.allocated_s == pytest.approx(run.node_hours * HOUR_S)
 
 
+@pytest.mark.parametrize(("until", "committed", "last"), [
+    (None, 10, 10),
+    (1010.0, None, None),  # it had begun, and no record says how far it was
+    (1021.0, 3, None),
+    (1100.0, 3, None),
+    (1101.0, 3, None),
+    (1131.0, 10, 10),
+])  # fmt: skip
+def test_how_far_it_was_is_told_as_of_the_end_of_the_window(two, until, committed, last):
+    run, _, _ = told(two, None, until)
+    assert (run.committed_step, run.last_step) == (committed, last)
+
+
+def test_between_two_attempts_it_was_where_the_one_before_had_ended(two):
+    layout, whole = two
+    whole.attempts[1] = attempt(2, claimed_at=1200.0, restart=1, ended="finished", restored_step=6,
+                                last_step=10)  # fmt: skip
+    rows = [slurm("NODE_FAIL", 1000.0, 1100.0), slurm("COMPLETED", 1200.0, 1230.0, restarts=1)]
+    run, _, _ = told((layout, whole), None, 1150.0, rows)
+    assert (run.state, run.committed_step, run.last_step) == ("waiting", 3, 10)
+
+
 def test_a_failure_and_its_wait_are_each_of_one_window():
     """Ten hours, of which the first and the last are in another window each."""
     one = job(made(causes.NODE, node="n2", hours=10.0), state="failed")

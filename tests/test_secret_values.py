@@ -7,6 +7,7 @@ import pytest
 from ftslurm.errors import SpecError
 from ftslurm.run.secret import held_secret, texts
 from ftslurm.submit.compose import compose
+from ftslurm.submit.keepable import check_keepable
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANTED = "planted-5ecret-value"
@@ -31,6 +32,15 @@ def test_a_secret_that_the_shell_put_into_an_override_is_refused(monkeypatch, ov
     assert says.startswith(f"{key} holds the value of WANDB_API_KEY") and PLANTED not in says
     way_out = "write '${oc.env:WANDB_API_KEY}'" if key.startswith("user") else "leave it to the env"
     assert way_out in says and "env -u WANDB_API_KEY" in says
+
+
+@pytest.mark.parametrize(
+    "secret", ['say "5ecret"\\', "two\nlines\tof 5ecret", "geh\u00e4im-5ecret"]
+)
+def test_a_secret_of_signs_that_a_file_writes_in_another_way_is_refused(monkeypatch, secret):
+    monkeypatch.setenv("MY_TOKEN", secret)
+    with pytest.raises(SpecError, match="user.x holds the value of MY_TOKEN"):
+        check_keepable({"user": {"x": f"a {secret} b"}})
 
 
 def test_an_own_config_file_that_holds_a_secret_is_refused_as_well(monkeypatch, tmp_path):

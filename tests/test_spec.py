@@ -1,6 +1,7 @@
 """What may be asked for, and how what may not is answered."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_a_spec_survives_the_way_over_json_and_unknown_keys_are_ignored():
     record["of_a_newer_version"] = 1
     record["cluster"]["colour"] = "red"
     assert from_dict(record) == spec
+
+
+@pytest.mark.parametrize("value", [b"x", Path("/x"), (1, [2]), {3}, [{"a": (b"y",)}], None, 0.5])
+def test_a_record_is_what_the_standard_library_makes_of_a_spec(value):
+    spec = with_value("user", {"given": value})
+    record = to_dict(spec)
+    assert record == dataclasses.asdict(spec)
+    record["user"]["given"] = record["cluster"]["setup"] = "another"
+    assert spec.user == {"given": value} and spec.cluster.setup == []
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [

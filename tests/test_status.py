@@ -11,7 +11,7 @@ import pytest
 from checkpoints import make_step
 
 from ftslurm.errors import RunError
-from ftslurm.files import write_json
+from ftslurm.files import append_record, write_json
 from ftslurm.replay.trace import TraceRow, TraceWriter
 from ftslurm.run.acts import note_act
 from ftslurm.run.attempts import (
@@ -127,6 +127,24 @@ def test_the_story_names_nodes_signal_decision_and_committed_steps(layout):
                   "attempt 1 (job 12, n1,n2): from step 0 to step 30, stopped on SIGUSR1",
                   "requeued: stopped on SIGUSR1 at step 30, all committed"):  # fmt: skip
         assert words in text
+
+
+def test_what_a_last_save_was_given_is_told_by_the_ranks_else_by_the_agents(layout):
+    paths = attempt(layout, trained_to=30)
+    write_outcome(paths, Outcome(STOPPED, 30, 30, "SIGTERM"))
+    assert story(layout).attempts[0].deadline is None
+    asked = {"at": NOW, "kind": "deadline", "node": "n1", "signal": "SIGTERM"}
+    append_record(paths.root / "agents.jsonl", {**asked, "answered": False})
+    assert story(layout).attempts[0].deadline is None
+    append_record(paths.root / "agents.jsonl", {**asked, "left_s": 60.4, "by": "preempted"})
+    assert "stopped on SIGTERM, 60 s for the save (the grace)" in told(layout)
+    append_event(paths, "deadline", left_s=14.0, by="submit")
+    assert story(layout).attempts[0].deadline == {"left_s": 14.0, "by": "submit"}
+    assert "stopped on SIGTERM, 14 s for the save (as at submit)" in told(layout)
+
+
+def told(layout):
+    return render_story(story(layout), now=NOW)
 
 
 def test_an_attempt_whose_claim_was_cut_short_is_still_told(layout):

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from submitit.core.utils import DelayedSubmission
 
 from ftslurm.run.rank import StopFlag
-from ftslurm.run.spec import ClusterSpec, RunSpec
+from ftslurm.run.spec import PROGRAM_ENTRY, ClusterSpec, RunSpec
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Site
 from ftslurm.submit import executor as ours
@@ -32,23 +33,32 @@ def main():
     os.kill(os.getpid(), signal.SIGTERM)
     from ftslurm.run.rank import stop_flag
     print("stopped by", stop_flag.signal_name, handler == stop_flag._set)
-    print("heavy", sorted({"torch", "h5py"} & set(sys.modules)))
+    print("heavy", sorted({"torch", "h5py", "numpy"} & set(sys.modules)))
+    import numpy
+    print("numpy adds", numpy.arange(3).sum())
     return 75
 def broken():
     raise RuntimeError("no such luck")
 """
 
 
-def be_rank(tmp_path, entry, **environ):
-    """The rank's process on a frozen run whose entry is in mytrain.py."""
+def be_rank(tmp_path, entry, *, program=(), record=None, **environ):
+    """The rank's process on a frozen run whose entry is in mytrain.py, of a program as its script
+    starts it. `record`: of run.json in its place."""
     (tmp_path / "mytrain.py").write_text(OWN_RANK)
-    spec = RunSpec(entry=entry, runs_dir="runs", cluster=ClusterSpec(scheduler="slurm"))
+    cluster = ClusterSpec(scheduler="slurm")
+    spec = RunSpec(entry=entry, program=list(program), runs_dir="runs", cluster=cluster)
     plan = plan_run(spec, "{}\n", open_scheduler("slurm"), SITE, folder=tmp_path)
     freeze(plan)
     layout = plan.layout
     layout.attempt(1).ranks.mkdir(parents=True)
+    if record is not None:
+        layout.run_json.write_text(record)
     done = subprocess.run(
-        [sys.executable, "-u", "-m", "ftslurm.submit.rank", layout.submit],
+        [
+            *(sys.executable, *(["-S"] if program else [])),
+            *("-u", "-m", "ftslurm.submit.rank", layout.submit),
+        ],
         cwd=layout.code,
         env={
             **os.environ, **RANK, "FTSLURM_RUN_DIR": str(layout.root),
@@ -65,6 +75,23 @@ def test_a_rank_of_ones_own_runs_under_submitit_with_the_flag_as_its_handler(tmp
     assert "stopped by SIGUSR1 True" in done.stdout and "heavy []" in done.stdout
     assert "JobEnvironment(job_id=71" in done.stderr + done.stdout
     assert not list(layout.submit.glob("*_result.pkl"))
+
+
+def test_the_rank_of_a_program_needs_no_installed_package(tmp_path):
+    program = [sys.executable, "-c", "import submitit, sys; sys.exit(f'{sys.stdin.read()}, read')"]
+    layout, done = be_rank(tmp_path, PROGRAM_ENTRY, program=program)
+    assert done.returncode == 1 and ", read" in done.stderr, "the program itself has them"
+    (told,) = layout.attempt(1).ranks.iterdir()
+    assert "ended with code 1" in json.loads(told.read_text())["message"]
+
+
+@pytest.mark.parametrize("program", [[], ["true"]])
+def test_a_rank_that_cannot_read_its_run_says_so_on_record(tmp_path, program):
+    entry = PROGRAM_ENTRY if program else "rank:mytrain:main"
+    layout, done = be_rank(tmp_path, entry, program=program, record="{")
+    assert done.returncode == 1
+    (told,) = layout.attempt(1).ranks.iterdir()
+    assert "run.json` is not JSON" in json.loads(told.read_text())["message"]
 
 
 def test_a_rank_of_an_array_task_finds_the_runs_one_call(tmp_path):

@@ -133,3 +133,17 @@ def test_where_an_attempt_begins_the_history_before_it_ends(tmp_path: Path) -> N
     assert sorted(history) == [1, 2, 3, 4, 5, 6]
     assert [history[step].attempt for step in (4, 5, 6)] == [1, 2, 2]
     assert count_trained(layout)[11] == 1
+
+
+@pytest.mark.parametrize(
+    "line", [b"3", b"{}", b"[]", b'{"schema_version": 1}', b"\0\0", b"[" * 9999]
+)
+def test_a_damaged_line_and_a_file_of_another_name_cost_nothing_else(
+    tmp_path: Path, line: bytes
+) -> None:
+    layout = RunLayout(tmp_path)
+    write(layout, 1, [row(1)])
+    with layout.trace_file(1).open("ab") as stream:
+        stream.write(line + b"\n" + render_row(row(2)))
+    (layout.trace / "attempt-0001-copy.jsonl").touch()
+    assert sorted(read_trace(layout)) == [1, 2]

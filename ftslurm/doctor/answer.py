@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Optional, TypeVar
 
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
-from ftslurm.doctor.past_runs import PastRun
+from ftslurm.doctor.run_history import PastRun
 from ftslurm.run.mounts import Mount
 
 _Value = TypeVar("_Value")

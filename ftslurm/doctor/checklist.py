@@ -30,7 +30,7 @@ from ftslurm.doctor.checklist_saves import (
     same_world_size,
 )
 from ftslurm.doctor.line import Line
-from ftslurm.doctor.trained_twice import Twice
+from ftslurm.run.trained_twice import Twice
 
 _A_RUN = "submit a short one: `ftslurm submit --wait --drill`"
 

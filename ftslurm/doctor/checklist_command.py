@@ -16,8 +16,8 @@ from typing import Optional
 from ftslurm.doctor.answer import Answer, Asked
 from ftslurm.doctor.checklist import answers, counted
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
-from ftslurm.doctor.past_runs import read_past_run
 from ftslurm.doctor.run_facts import Past, past_runs
+from ftslurm.doctor.run_history import read_past_run
 from ftslurm.errors import EXIT_FAILED, EXIT_OK
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.mounts import mount_of

@@ -13,7 +13,7 @@ from typing import Callable, Optional
 from ftslurm.diagnosis.causes import CODE, NETWORK_TRANSIENT, NODE, PREEMPTED
 from ftslurm.doctor.answer import Answer, Asked, known, newest, partly, unknown
 from ftslurm.doctor.line import OK
-from ftslurm.doctor.past_runs import PastRun
+from ftslurm.doctor.run_history import PastRun
 from ftslurm.recovery.actions import STOP
 from ftslurm.recovery.policy import CAUSE_ASKED
 from ftslurm.run.attempt_records import ASKED_TO_LEAVE

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Optional
 
 from ftslurm.doctor.answer import Answer, Asked, known, newest, partly, unknown, wrong
-from ftslurm.doctor.past_runs import PastRun, Restore, Step
 from ftslurm.doctor.run_facts import percentile
+from ftslurm.doctor.run_history import PastRun, Restore, Step
 from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK
 
 _NO_STEP = "no run on record has a checkpoint"

@@ -26,6 +26,8 @@ class Cluster:
     qos: Optional[Mapping[str, Qos]] = None
     qos_name: str = ""
     """Of the run; empty: nobody has said."""
+    is_default_qos: bool = False
+    """Nobody has named it: it is what this user's jobs get."""
     gres: Optional[Mapping[str, str]] = None
     """Node of the partition -> its gres."""
     clock_off_s: Optional[float] = None

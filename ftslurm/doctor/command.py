@@ -1,9 +1,9 @@
 """`ftslurm doctor`: is this cluster, and this machine, set up so that runs survive?
 
 Tries rather than asks, where that does no harm, and changes nothing but a folder of its own that it
-takes away again; it submits a job only for --across. Object stores are not looked at: nothing of
-ftslurm writes to one, and to ask for versions, encryption and the like takes the rights of what
-copies checkpoints there, which a run has not. Exit 0: nothing stands against a run; 1: something
+takes away again; it submits a job only for --across. Object stores are not looked at, and a line
+says so: to ask for versions, encryption and the like takes the rights of what copies checkpoints
+there, which a run has not. Exit 0: nothing stands against a run; 1: something
 does; 3: nothing that could be looked at does, and Slurm could not be asked.
 """
 
@@ -30,7 +30,7 @@ from ftslurm.doctor.run_facts import check_emergency_saves, past_runs
 from ftslurm.doctor.slurm_checks import check_partition, check_slurm
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, SchedulerError, UsageError
 from ftslurm.plan.quantities import count, from_zero, positive
-from ftslurm.scheduler.settings import read_gres, read_qos, read_settings
+from ftslurm.scheduler.settings import own_default_qos, read_gres, read_qos, read_settings
 from ftslurm.scheduler.slurm import Runner, run_command
 from ftslurm.scheduler.slurm_parse import parse_version
 
@@ -48,10 +48,19 @@ exit code: 0 nothing stands against a run, 1 something does (a line with FAIL), 
 
 EXIT_NO_SLURM = 3
 NO_SLURM = "slurm"
+_NO_OBJECT_STORE = (
+    "nothing of ftslurm writes to one; where checkpoints are copied to one (S3), its versions,"
+    " encryption and TLS are for whoever copies to look at"
+)
 
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = _parser().parse_args(argv)
+    if "://" in options.runs:
+        raise UsageError(
+            f"--runs is `{options.runs}`; runs lie on a file system, name a folder there, and have"
+            " finished steps copied to an object store"
+        )
     runs = _nearest(Path(options.runs))
     if options.checklist is not None:
         return show_checklist(
@@ -78,6 +87,7 @@ def _looked_at(options: argparse.Namespace, runs: Path) -> list[Line]:
     saved = (need_of_run(one, kept=options.keep) for one in past)
     need = need or next((one for one in saved if one is not None), None)
     lines += check_folder(runs, need=need, size_bytes=size_bytes)
+    lines.append(skipped("folder.object_store", _NO_OBJECT_STORE))
     lines.append(check_emergency_saves(past))
     if options.across:
         return lines + check_across(
@@ -133,10 +143,11 @@ def slurm_lines(
     known = read_qos(run=run) if by_qos else None
     if qos and known and qos not in known:
         raise UsageError(f"there is no QOS `{qos}`; there are {', '.join(known)}")
+    own = own_default_qos(found.config, run=run).get("", "") if known and not qos else ""
     version = parse_version(found.config["SLURM_VERSION"])
     first, *others = [
-        Cluster(found.config, there[name], version, known, qos, read_gres(name, run=run),
-                found.clock_off_s) for name in chosen
+        Cluster(found.config, there[name], version, known, qos or own, bool(own),
+                read_gres(name, run=run), found.clock_off_s) for name in chosen
     ]  # fmt: skip
     return [*check_slurm(first), *(line for one in others for line in check_partition(one))]
 

@@ -1,8 +1,8 @@
 """How a run's jobs make room for others, and how long they may save before. Pure.
 
 With preempt/partition_prio mode and grace are the partition's; with preempt/qos they are those of
-the job's QOS, or the cluster's mode where the QOS has none, and never the partition's
-(preempt.c, preempt_qos.c).
+the job's QOS (named, or else its user's default), or the cluster's mode where the QOS has none, and
+never the partition's (preempt.c, preempt_qos.c).
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _of_qos(cluster: Cluster) -> Union[Preemption, str]:
     if name not in cluster.qos:
         return f"preempt/qos: a job's QOS decides; --qos names one of {', '.join(cluster.qos)}"
     mode = mode_of_qos(cluster.qos, name, cluster.get("PreemptMode"))
-    return Preemption(_how(mode), cluster.qos[name].grace_s, f"QOS {name}")
+    whose = f"QOS {name}{', which your jobs get' if cluster.is_default_qos else ''}"
+    return Preemption(_how(mode), cluster.qos[name].grace_s, whose)
 
 
 def _how(mode: str) -> str:

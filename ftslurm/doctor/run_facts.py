@@ -43,6 +43,8 @@ class Saves:
     seconds: list[float] = field(default_factory=list)
     emergency_s: list[float] = field(default_factory=list)
     """From the signal, as the ranks took note of it, to the commit."""
+    had_s: list[Optional[float]] = field(default_factory=list)
+    """Of the same saves: what there was for it, as Slurm said then; None: it was not asked."""
     missed: int = 0
     """Attempts that a signal asked to leave, and that left without a commit of their last step."""
 
@@ -63,16 +65,20 @@ def saves_of(layout: RunLayout, *, newest_attempts: int = 100) -> Saves:
     for number in numbers(layout)[-newest_attempts:]:
         found.missed += _has_missed(layout.attempt(number))
         signalled: dict[int, float] = {}
+        had_s: Optional[float] = None
         for event in read_events(layout.attempt(number)):
             kind, at, step = event["kind"], float(event["at"]), event.get("step")
             if kind == "signal" and step is not None:
-                signalled = {int(step): at}
+                signalled, had_s = {int(step): at}, None
+            elif kind == "deadline":
+                had_s = at - max(signalled.values(), default=at) + float(event["left_s"])
             elif kind == "committed" and "seconds" in event:
                 found.bytes.append(int(event.get("bytes", 0)))
                 found.seconds.append(float(event["seconds"]))
                 asked_at = signalled.pop(int(event["step"]), None)
                 if asked_at is not None:
                     found.emergency_s.append(max(at - asked_at, float(event["seconds"])))
+                    found.had_s.append(had_s)
     return found
 
 
@@ -93,6 +99,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def _known(values: Sequence[Optional[float]]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def check_emergency_saves(runs: Sequence[Past]) -> Line:
     """p99 of what runs took to save when they were asked to leave, against what each had for it."""
     name = "runs.emergency_save"
@@ -102,12 +112,12 @@ def check_emergency_saves(runs: Sequence[Past]) -> Line:
     for past in runs:
         saves, deadline_s = saves_of(past.layout), past.record.emergency_deadline_s
         taken += saves.emergency_s
-        has_missed = saves.missed > 0 or (
-            deadline_s is not None and any(one > deadline_s for one in saves.emergency_s)
-        )
-        late += [past.name] if has_missed else []
-        if (saves.emergency_s or saves.missed) and deadline_s is not None:
-            least_s = deadline_s if least_s is None else min(least_s, deadline_s)
+        had = [deadline_s if had_s is None else had_s for had_s in saves.had_s]
+        pairs = zip(saves.emergency_s, had)
+        is_late = any(had_s is not None and one > had_s for one, had_s in pairs)
+        late += [past.name] if saves.missed or is_late else []
+        had += [deadline_s] if saves.missed else []
+        least_s = min([*_known(had), *_known([least_s])], default=None)
     if late:
         return warn(
             name,

@@ -17,7 +17,7 @@ OUR_EPILOG_S = 60
 OUR_PROLOG_S = 20
 NO_TIMEOUT = ("65534", "65535", "0", "")
 
-_INSTALL = "have the site install the node part (`make install-node`, README: For administrators)"
+_INSTALL = "have the site install the node part (`make install-node`, slurm/site/README.md)"
 
 
 def check_prolog(cluster: Cluster) -> Line:

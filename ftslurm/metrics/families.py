@@ -77,6 +77,11 @@ _FAILURES = {
         GAUGE, "A failure happened then, and no new step has been trained since."),
     "mttd_seconds": Family(GAUGE, "From the newest failure to its detection."),
     "rto_seconds": Family(GAUGE, "From the newest failure to the first new step after it."),
+    "fingerprint_steps": Family(
+        GAUGE, "Steps trained again after a restore, by whether samples, tokens and loss were those"
+        " of before to the last bit, as far as they have to be: equal or differ.", ("state",)),
+    "fingerprint_last_differ_timestamp_seconds": Family(
+        GAUGE, "When the newest attempt began that trained a step otherwise than before."),
     "attempts_total": Family(COUNTER, "Attempts begun."),
     "attempts_ended": Family(GAUGE, "Attempts by what has cut them short.", ("cause",)),
     "goodput_ratio": Family(GAUGE, "Time of steps that count, in the time allocated."),

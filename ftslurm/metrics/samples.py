@@ -49,6 +49,10 @@ def samples_of(facts: Facts) -> list[Sample]:
     found.append(Sample("run_info", 1.0, labels))
     for cause, count in job.causes().items() if job else ():
         found.append(Sample("attempts_ended", float(count), {"cause": cause}))
+    twice = job.twice if job else None
+    if twice is not None:
+        for state, steps in (("equal", twice.equal), ("differ", twice.differ)):
+            found.append(Sample("fingerprint_steps", float(steps), {"state": state}))
     for part, seconds in asdict(goodput).items() if goodput else ():
         found.append(Sample("node_seconds", seconds, {"part": part.removesuffix("_s")}))
     return found
@@ -141,6 +145,8 @@ def _failure(facts: Facts) -> Iterator[tuple[str, Optional[float]]]:
     if story.attempts:
         yield "attempts_total", len(story.attempts)
     yield "goodput_ratio", goodput.share if goodput else None
+    twice = job.twice if job else None
+    yield "fingerprint_last_differ_timestamp_seconds", twice.differed_at or None if twice else None
     failures = [one for one in job.failures if one.number is not None] if job else []
     if not failures:
         return

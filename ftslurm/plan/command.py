@@ -15,7 +15,7 @@ from typing import Optional
 from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.plan.capacity import state_bytes
 from ftslurm.plan.failures import DAY_S, SIZES
-from ftslurm.plan.intervals import Costs
+from ftslurm.plan.intervals import Costs, after_failure_s
 from ftslurm.plan.options import parser
 from ftslurm.plan.plan import Ask, plan
 from ftslurm.plan.published import rows
@@ -29,6 +29,10 @@ def main(argv: Optional[list[str]] = None) -> int:
         found = rows()
         _tell({"published": [asdict(row) for row in found]}, published_lines(found), options)
         return EXIT_OK
+    if options.table and options.gpus is not None:
+        raise UsageError("--table is for all sizes and --gpus for one; leave one of them out")
+    if options.params and options.state_gb:
+        raise UsageError("--params and --state-gb both tell the size; leave one of them out")
     costs = Costs(options.stall, sum(options.restart.values()), options.persist)
     if options.table:
         plans = [plan(_ask(options, costs, gpus)) for gpus in SIZES]
@@ -37,7 +41,10 @@ def main(argv: Optional[list[str]] = None) -> int:
     if options.gpus is None:
         raise UsageError("for how many GPUs? name them with --gpus N, or ask for --table")
     found_plan = plan(_ask(options, costs, options.gpus))
-    record: dict[str, object] = {"plan": asdict(found_plan)}
+    record: dict[str, object] = {
+        "plan": asdict(found_plan),
+        "after_failure_s": after_failure_s(options.restart, found_plan.interval_s, costs.lag_s),
+    }
     lines = plan_lines(found_plan, options.restart)
     if options.simulate:
         shape = options.burst

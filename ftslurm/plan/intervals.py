@@ -11,7 +11,11 @@ retrained, right while it is short beside the interval.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+AGAIN = "again"
+"""Of what a failure costs: what is trained again."""
 
 _MOST = 700.0
 """exp() of more is no float any more: such a run does not end."""
@@ -42,6 +46,15 @@ class Waste:
     @property
     def goodput(self) -> float:
         return 1.0 - self.total
+
+
+def after_failure_s(
+    restart: Mapping[str, float], interval_s: float, lag_s: float
+) -> dict[str, float]:
+    """What one failure costs in the mean, in parts: those of the restart, and AGAIN, what is
+    trained again: half an interval and what was not durable yet. While an interval is short beside
+    the time between failures."""
+    return {**restart, AGAIN: interval_s / 2.0 + lag_s}
 
 
 def young_s(stall_s: float, mtbf_s: float) -> float:

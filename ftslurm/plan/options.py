@@ -7,6 +7,7 @@ from typing import Any
 
 from ftslurm.plan.capacity import STATE_BYTES_PER_PARAMETER
 from ftslurm.plan.failures import GPU_MTBF_H
+from ftslurm.plan.intervals import AGAIN
 from ftslurm.plan.quantities import count, from_zero, positive
 
 _EXAMPLES = """\
@@ -49,6 +50,12 @@ def _parts(text: str) -> dict[str, float]:
             raise argparse.ArgumentTypeError(
                 f"`{part}` is no PART=SECONDS of its own; write e.g. detect=10,load=60"
             )
+        if name == AGAIN:
+            raise argparse.ArgumentTypeError(
+                f"`{part}`: what is trained again follows from the interval; leave it out"
+            )
+        if not seconds:
+            raise argparse.ArgumentTypeError(f"`{part}` has no seconds; write e.g. {name}=60")
         parts[name] = from_zero(seconds)
     return parts
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 def positive(text: str) -> float:
@@ -14,13 +17,20 @@ def positive(text: str) -> float:
 
 
 def from_zero(text: str) -> float:
+    """Also with commas between thousands, as `ftslurm report` prints it."""
     try:
-        value = float(text)
+        value = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 on")
+        plain = "; leave the unit out, e.g. 180 or 70e9" if _has_unit(text) else ""
+        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 on{plain}")
     return value
+
+
+def _has_unit(text: str) -> bool:
+    """`3m`, `50GB`, `1k`: a number that goes on."""
+    return text[:1].isdigit() and text[-1:].isalpha()
 
 
 def count(text: str) -> int:

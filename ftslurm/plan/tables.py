@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftslurm.plan.intervals import Waste
+from ftslurm.plan.intervals import AGAIN, Waste, after_failure_s
 from ftslurm.plan.plan import PEER_OVERHEAD, PEER_RESTART_S, PEER_SHARE, Plan, Storage
 from ftslurm.plan.published import Row
 from ftslurm.plan.simulate import Played
@@ -21,6 +21,7 @@ def plan_lines(plan: Plan, restart: Mapping[str, float]) -> list[str]:
         f"  a restart          {costs.restart_s:g} s ({parts})",
         f"  save every         {duration(plan.interval_s)} ({chosen}); Young"
         f" {duration(plan.young_s)}, Daly {duration(plan.daly_s)}, exact {duration(plan.exact_s)}",
+        f"  a failure costs    {_failure(after_failure_s(restart, plan.interval_s, costs.lag_s))}",
         f"  wasted             {_split(waste)}",
         f"  goodput            {_percent(waste.goodput)};"
         f" {plan.gpu_hours_lost_per_day:,.0f} GPU-hours lost a day",
@@ -94,6 +95,17 @@ def _split(waste: Waste) -> str:
         f"{_percent(waste.total)}: saves {_percent(waste.stall)}, trained again"
         f" {_percent(waste.lost)}, restarts {_percent(waste.restart)}"
     )
+
+
+def _failure(parts: Mapping[str, float]) -> str:
+    """The dearest part first."""
+    whole_s = sum(parts.values()) or 1.0
+    dearest = sorted(parts.items(), key=lambda item: -item[1])
+    told = ", ".join(
+        f"{'trained again' if name == AGAIN else name} {seconds:.3g} s ({seconds / whole_s:.0%})"
+        for name, seconds in dearest
+    )
+    return f"{duration(whole_s)} in the mean: {told}"
 
 
 def _peers(plan: Plan) -> str:

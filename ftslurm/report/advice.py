@@ -5,14 +5,17 @@ A finding without a thing to do gets none: advice that fits everything helps wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftslurm.diagnosis import causes
 from ftslurm.report.drains import OURS, Kind
-from ftslurm.report.fleet import Fleet
+from ftslurm.report.fleet import Fleet, Group
 from ftslurm.report.lemons import Lemon
 
 MOST_SUSPECTS = 3
+MOST_NODES = 3
+"""Named with a cause."""
 
 BY_CAUSE = {
     causes.TIME_LIMIT: "a run goes on by itself after its limit; a job of another kind needs a"
@@ -39,9 +42,22 @@ BY_CAUSE = {
     causes.NUMERIC: "recovery.on_nan=skip passes over the batches that do it",
     causes.CODE: "the traceback of the first rank is in the attempt's ranks/; no restart mends it",
     causes.CANCELLED_ADMIN: "ask the site: the job's comment or its mail may say why",
-    causes.UNKNOWN: "nothing tells why: `ftslurm status RUN --attempt N` shows all that is on"
-    " record, and node agents see more than accounting (recovery.agents)",
+    causes.UNKNOWN: "`ftslurm status RUN --attempt N` shows all that is on record; node agents"
+    " (recovery.agents) see more than accounting",
 }
+
+
+_CLUSTER, _PROGRAM = "the cluster's fault", "the program's fault"
+_NOBODY, _OPEN = "nobody's fault", "nobody knows whose fault"
+WHOSE = {
+    causes.PREEMPTED: _NOBODY, causes.TIME_LIMIT: _NOBODY, causes.CANCELLED_USER: _NOBODY,
+    causes.CANCELLED_ADMIN: "the site's decision", causes.NODE: _CLUSTER, causes.GPU: _CLUSTER,
+    causes.NETWORK_TRANSIENT: _CLUSTER, causes.STORAGE: _CLUSTER, causes.STRAGGLER: _CLUSTER,
+    causes.CAPACITY: "its user's or the site's fault", causes.OOM_HOST: _PROGRAM,
+    causes.OOM_GPU: _PROGRAM, causes.DATA: _PROGRAM, causes.NUMERIC: _PROGRAM,
+    causes.CODE: _PROGRAM, causes.HANG: _OPEN, causes.CHECKPOINT: _OPEN, causes.UNKNOWN: _OPEN,
+}  # fmt: skip
+"""As a rule: an attempt's evidence may tell better."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class Finding:
 
 def findings(fleet: Fleet) -> list[Finding]:
     """What stands out, the dearest first."""
-    found = []
+    found = _of_differing(fleet)
     by_cause = sorted(
         fleet.by["cause"].items(),
         key=lambda item: (-item[1].lost_gpu_hours - item[1].unknown_gpu_hours, -item[1].jobs),
@@ -61,7 +77,9 @@ def findings(fleet: Fleet) -> list[Finding]:
         if group.failures:
             attempts = f"{group.failures:,} attempt{'s' if group.failures > 1 else ''}"
             of = f"{group.jobs:,} job{'s' if group.jobs > 1 else ''}"
-            what = f"{cause}: {attempts} of {of}; {causes.MEANING[cause]}"
+            what = f"{cause}, {WHOSE[cause]}: {attempts} of {of}"
+            what += f"{_where(fleet.at_fault.get(cause, {}))}{_cost(group)}"
+            what += f"; {causes.MEANING[cause]}"
             found.append(Finding(what, BY_CAUSE[cause]))
     judged = fleet.judged
     for one in judged.lemons:
@@ -72,6 +90,41 @@ def findings(fleet: Fleet) -> list[Finding]:
         found.append(Finding(_stands_out(one), advice))
     found += [*_of_drains(fleet), *_of_goodput(fleet)]
     return found
+
+
+def _cost(group: Group) -> str:
+    lost, unknown = group.lost_gpu_hours, group.unknown_gpu_hours
+    if unknown and not lost:
+        return f", at most {hours_told(unknown)} GPU-hours lost"
+    told = f", {hours_told(lost)} GPU-hours lost" if lost or group.gpu_hours else ""
+    return f"{told}, at most {hours_told(unknown)} more" if unknown else told
+
+
+def _where(nodes: Mapping[str, int]) -> str:
+    """The nodes that were blamed most."""
+    order = sorted(nodes, key=lambda node: (-nodes[node], node))
+    told = ", ".join(f"{node} ({nodes[node]})" for node in order[:MOST_NODES])
+    more = len(order) - MOST_NODES
+    told += f" and {more:,} other node{'s' if more > 1 else ''}" if more > 0 else ""
+    return f" on {told}" if told else ""
+
+
+def hours_told(value: float) -> str:
+    """As hours are shown everywhere."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _of_differing(fleet: Fleet) -> list[Finding]:
+    """First of all: whatever it cost, what came out of the run may be wrong."""
+    if not fleet.differing:
+        return []
+    runs = f"{fleet.differing:,} run{'s' if fleet.differing > 1 else ''}"
+    what = f"{runs} did not train again what had been trained before, e.g. {fleet.first_differing}"
+    advice = (
+        "a node that computes wrongly (health.preflight=always tries each), GPUs of another model,"
+        " or an operation that is not deterministic; deterministic=false says that it may be so"
+    )
+    return [Finding(what, advice)]
 
 
 def _stands_out(one: Lemon) -> str:

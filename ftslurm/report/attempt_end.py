@@ -6,9 +6,11 @@ says nothing of why, and that somebody ordered it is no failure.
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
 from ftslurm.diagnosis import causes
+from ftslurm.diagnosis.stragglers import STRAGGLER
 from ftslurm.recovery import policy
 from ftslurm.recovery.allocation import CAUSE_NO_PLACE
 from ftslurm.report.jobs import FAILURES, FREE
@@ -33,12 +35,22 @@ _BY_EXIT = frozenset({causes.CODE, causes.UNKNOWN})
 """Of a row: what its batch script exited with, which is our own and says nothing of the ranks."""
 
 
+def blamed_of(story: AttemptStory) -> Mapping[str, Any]:
+    """`node` and `rank`, as far as known; of one that was slow and given up for it the agents'
+    finding tells, as nothing had failed that could have been looked into."""
+    if story.blamed is not None or story.cause != causes.STRAGGLER:
+        return story.blamed or {}
+    slow = [one for one in story.findings if one.get("kind") == STRAGGLER and one.get("acted")]
+    found = slow[-1] if slow else {}
+    return {key: next(iter(found.get(f"{key}s") or []), None) for key in ("node", "rank")}
+
+
 def ending_of(
     story: AttemptStory, row: Optional[Ending], *, asked_by: Optional[str] = None
 ) -> Ending:
     """`row`: by Slurm's row, of the attempt that was the last in it; None: there is none.
     `asked_by`: why it was asked to leave, as Slurm said before the run's own requeue hid it."""
-    word, node = story.cause, (story.blamed or {}).get("node")
+    word, node = story.cause, blamed_of(story).get("node")
     if word not in ASK_SLURM:
         # A word of a later version than this one is nothing that can be counted on.
         cause = word if word in causes.MEANING else MEANS.get(str(word), causes.UNKNOWN)

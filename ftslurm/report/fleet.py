@@ -86,6 +86,8 @@ class Fleet:
     by: dict[str, dict[str, Group]] = field(default_factory=lambda: {name: {} for name in GROUPS})
     node_tallies: dict[str, NodeTally] = field(default_factory=dict)
     programs: Programs = field(default_factory=Programs)
+    at_fault: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Cause -> node -> attempts that it ended there, where the node was blamed."""
     node_faults: int = 0
     """One that has ended several jobs counts once; and so below."""
     hardware_failures: int = 0
@@ -98,6 +100,10 @@ class Fleet:
     goodput: Goodput = field(default_factory=Goodput)
     runs_untold: int = 0
     """Not in the goodput: no record says what they trained."""
+    differing: int = 0
+    """Runs that trained steps again otherwise than before, though they had to be the same."""
+    first_differing: str = ""
+    """The directory of one, and what differs there."""
     drains: Optional[Drains] = None
     """Nodes that were out of service; None: it was not asked for, or nobody answers."""
     _faults: set[tuple[str, str, float]] = field(default_factory=set)
@@ -120,6 +126,9 @@ class Fleet:
         for node in {one.node for one in blamed if one.node}:
             self._group("node", node).add(_sum(one for one in blamed if one.node == node))
         self._nodes(job, expand)
+        if job.twice is not None and job.twice.differ:
+            self.differing += 1
+            self.first_differing = self.first_differing or f"{job.run_dir}: {job.twice.sentence}"
         # One that was cancelled might still have been done.
         if job.failures and job.state in ("completed", "failed", "timeout"):
             is_done = job.state != "failed" and not job.attempts[-1].is_failure
@@ -147,6 +156,8 @@ class Fleet:
                 self.could_hit_again += 1
                 self.hit_again += bool(gone_bad & set(nodes))
             if one.node and one.cause in BLAME:
+                at_fault = self.at_fault.setdefault(one.cause, {})
+                at_fault[one.node] = at_fault.get(one.node, 0) + 1
                 if one.node not in blamed and self._is_new("blame", one.node, one.end_at):
                     blamed.add(one.node)
             elif one.is_failure:

@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from ftslurm.diagnosis import causes
 from ftslurm.report.logical import LogicalJob, ending
+from ftslurm.run.trained_twice import Twice
 from ftslurm.scheduler.job_table import JobRun
 
 FREE = frozenset({causes.PREEMPTED, causes.TIME_LIMIT, causes.CANCELLED_USER})
@@ -114,6 +115,8 @@ class JobReport:
     """Median time of a step."""
     sweep: Optional[SweepTask] = None
     """None: it is no task of a sweep."""
+    twice: Optional[Twice] = None
+    """Its steps that several attempts trained; None: none, or no record tells."""
     notes: list[str] = field(default_factory=list)
     """What is not known, and why."""
 

@@ -16,17 +16,18 @@ from typing import Optional
 from ftslurm.diagnosis import causes
 from ftslurm.files import read_json
 from ftslurm.recovery.actions import ENDED
-from ftslurm.report.attempt_end import ending_of
+from ftslurm.report.attempt_end import blamed_of, ending_of
 from ftslurm.report.fleet import Goodput
 from ftslurm.report.jobs import AttemptReport, JobReport, queued_s, report_of, within
 from ftslurm.report.logical import Ending, LogicalJob, ending
 from ftslurm.report.phases import Phases, phases
 from ftslurm.report.step_times import StepTimes, read_step_times
-from ftslurm.run.attempt_story import AttemptStory, tokens_between
+from ftslurm.run.attempt_story import AttemptStory, overlap, tokens_between, trained
 from ftslurm.run.attempts import read_decision, read_events
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import RunStory
 from ftslurm.run.sweep_record import format_numbers
+from ftslurm.run.trained_twice import read_twice
 from ftslurm.scheduler.accounting import nearest_run
 from ftslurm.scheduler.job_table import JobRun
 from ftslurm.scheduler.protocol import CLOCKS_S
@@ -72,6 +73,7 @@ def join(
 ) -> tuple[JobReport, Optional[Goodput]]:
     """`jobs`: all of the run, oldest first; none where accounting has nothing. No goodput where the
     records do not say what was trained. `window`: only attempts within it count."""
+    story = replace(story, committed_step=_verified_step(story))
     story = replace(story, attempts=_with_last_loss(layout, story))
     shares = _shares(story, jobs, now)
     times = [read_step_times(layout.trace_file(one.number)) for one in story.attempts]
@@ -83,7 +85,7 @@ def join(
     report = _report(layout, story, jobs, attempts, times)
     report.notes += _without_row(story, shares)
     whole_s = {one.number: one.elapsed_s for one in attempts if one.number}
-    report = within(report, *window)
+    report = _as_of(within(report, *window), layout, story, shares, window[1])
     report.attempts.sort(key=lambda one: one.start_at or now)
     kept = {one.number: one for one in report.attempts if one.number}
     told = [one for one in zip(story.attempts, shares, times) if one[0].number in kept]
@@ -97,6 +99,37 @@ def join(
     if any(its.total_s > share.elapsed_s + CLOCKS_S for _, share, its in told):
         return report, None
     return report, _goodput(report.attempts, spent, window)
+
+
+def _as_of(
+    report: JobReport,
+    layout: RunLayout,
+    story: RunStory,
+    shares: Sequence[_Share],
+    until: Optional[float],
+) -> JobReport:
+    """With how far the run was by then: of an attempt in whose midst that is, the journal dates the
+    saves, and nothing dates the steps."""
+    if until is None or all(share.end_at is not None and share.end_at < until for share in shares):
+        return report
+    begun = [
+        (one, share)
+        for one, share in zip(story.attempts, shares)
+        if share.start_at is not None and share.start_at < until
+    ]
+    saved = [
+        int(event["step"])
+        for one, _ in begun
+        for event in read_events(layout.attempt(one.number))
+        if event["kind"] == "committed" and float(event["at"]) < until
+    ]
+    is_over = all(share.end_at is not None and share.end_at < until for _, share in begun)
+    trained_to = [one.last_step for one, _ in begun if one.last_step is not None]
+    return replace(
+        report,
+        committed_step=saved[-1] if saved else None,
+        last_step=trained_to[-1] if is_over and trained_to else None,
+    )
 
 
 def _phases(layout: RunLayout, one: AttemptStory, share: _Share, its: StepTimes) -> Phases:
@@ -131,6 +164,7 @@ def _report(
         committed_step=story.committed_step,
         last_step=story.last_step,
         step_s=sorted(all_s)[len(all_s) // 2] if all_s else None,
+        twice=read_twice(layout) if len(times) > 1 and all_s else None,
     )
 
 
@@ -173,20 +207,33 @@ def _is_untold(story: RunStory, attempt: AttemptStory, times: StepTimes) -> bool
     return (attempt.last_step or 0) > (attempt.restored_step or 0)
 
 
+def _verified_step(story: RunStory) -> Optional[int]:
+    """None where the run was given up as nothing that it had saved could be restored."""
+    last = story.attempts[-1] if story.attempts else None
+    if last is None or story.state != "stopped" or last.cause != causes.CHECKPOINT:
+        return story.committed_step
+    has_begun = last.restored_step is not None or bool(last.last_step)
+    return story.committed_step if has_begun else None
+
+
 def _with_last_loss(layout: RunLayout, story: RunStory) -> list[AttemptStory]:
     """Of a run that has ended for good, what was trained past the last checkpoint is lost as well,
-    though nobody trains it again."""
+    though nobody trains it again; also of attempts before the last, which may have trained nothing.
+    """
     if story.state not in ("stopped", "cancelled") or not story.attempts:
         return story.attempts
-    *others, last = story.attempts
-    trained = (last.last_step or 0) - (last.restored_step or 0)
-    uncommitted = (last.last_step or 0) - (story.committed_step or 0)
-    lost = min(trained, uncommitted)
-    if lost <= last.steps_lost:
-        return story.attempts
-    end = last.last_step or 0
-    tokens = tokens_between(layout, story.attempts, end - lost, end)
-    return [*others, replace(last, steps_lost=lost, tokens_lost=tokens)]
+    last = max(one.last_step or 0 for one in story.attempts)
+    uncommitted = range((story.committed_step or 0) + 1, last + 1)
+    told = []
+    for place, one in enumerate(story.attempts):
+        later = [trained(item) for item in story.attempts[place + 1 :]]
+        lost = overlap(trained(one), [*later, uncommitted])
+        if lost > one.steps_lost:
+            end = one.last_step or 0
+            tokens = tokens_between(layout, story.attempts, end - lost, end)
+            one = replace(one, steps_lost=lost, tokens_lost=tokens)
+        told.append(one)
+    return told
 
 
 def _state(story: RunStory, base: Optional[JobReport], attempts: Sequence[AttemptReport]) -> str:
@@ -242,7 +289,7 @@ def _rank(story: AttemptStory) -> Optional[int]:
     """That failed first; one that hangs says nothing, and is known by those that wait for it."""
     if story.first_failure is not None:
         return story.first_failure.rank
-    rank = (story.blamed or {}).get("rank")
+    rank = blamed_of(story).get("rank")
     return rank if isinstance(rank, int) else None
 
 

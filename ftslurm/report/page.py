@@ -93,8 +93,10 @@ def _tiles(data: Mapping[str, Any]) -> str:
     total = fleet["total"]
     count = "{:,}".format
     told = [
-        ("fleet.jobs", count, "jobs"),
-        ("fleet.total.failures", count, f"failures in {total['attempts']:,} attempts"),
+        ("fleet.jobs", count, "job" if fleet["jobs"] == 1 else "jobs"),
+        ("fleet.total.failures", count,
+         f"failure{'' if total['failures'] == 1 else 's'} in"
+         f" {counted(total['attempts'], 'attempt')}"),
         ("fleet.total.gpu_hours", hours, "GPU-hours used"),
         ("fleet.total.lost_gpu_hours", hours, "GPU-hours of training lost, by what runs recorded"),
         ("fleet.total.unknown_gpu_hours", hours,
@@ -149,20 +151,34 @@ def _value_of(task: Optional[Mapping[str, Any]]) -> str:
 
 
 def _table(jobs: Sequence[JobReport], left: int) -> str:
-    numbers = ("attempts", "GPU-hours", "lost", "waited")
-    names = ("job", "user", "state", "attempts", "why they ended", "node", "GPU-hours", "lost",
-             "waited", "name")  # fmt: skip
-    heads = [(name, "n" if name in numbers else "") for name in names]
+    kinds = {"name": "w", "node": "w", "why they ended": "y"}
+    kinds.update(dict.fromkeys(("attempts", "GPU-hours", "of them lost", "waited"), "n"))
+    names = ("job", "name", "user", "state", "attempts", "why they ended", "node", "GPU-hours",
+             "of them lost", "waited")  # fmt: skip
+    heads = [(name, kinds.get(name, "")) for name in names]
     rows = []
     for job in sorted(jobs, key=lambda job: -len(job.failures))[:MOST_LISTED]:
         why = ", ".join(f"{count} {cause}" for cause, count in job.causes().items())
         node = next((one.node for one in job.failures if one.node), None) or ""
-        rows.append((job.job_id, job.user, job.state, len(job.begun), why, node,
-                     hours(job.gpu_hours), hours(lost_gpu_hours(job)), duration(job.wait_s),
-                     job.name[:60]))  # fmt: skip
+        rows.append(
+            (
+                job.job_id,
+                job.name[:60],
+                job.user,
+                job.state,
+                len(job.begun),
+                why,
+                node,
+                hours(job.gpu_hours),
+                hours(lost_gpu_hours(job)),
+                duration(job.wait_s),
+            )
+        )
     more = max(0, len(jobs) - MOST_LISTED) + left
-    note = f"<p class=sub>And {more:,} more, which --json and --csv list.</p>" if more else ""
-    return _listing("Jobs", heads, rows) + note
+    note = f"And {more:,} more, which --json and --csv list." if more else ""
+    if any(lost_gpu_hours(job) is None for job in jobs):
+        note = f"?: cut short without a record of what was lost. {note}"
+    return _listing("Jobs", heads, rows) + (f"<p class=sub>{note}</p>" if note else "")
 
 
 def _listing(title: str, heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[object]]) -> str:

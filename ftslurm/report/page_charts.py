@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from ftslurm.diagnosis.causes import MEANING
 from ftslurm.errors import FtslurmError
+from ftslurm.report.advice import WHOSE
 from ftslurm.report.drains import LOST, OTHERS, OURS
 from ftslurm.report.jobs import AttemptReport, JobReport
 from ftslurm.report.page_style import BLAMED, COLOURS, FAILED, FINE, SET_ASIDE, colour
@@ -65,7 +66,7 @@ def waterfall(data: Mapping[str, Any]) -> str:
     whole = f"{hours(allocated_s / 3600.0)} node-hours"
     first = _row("allocated", [_bar(0.0, 1.0, SET_ASIDE)], whole)
     queued = figure(data, "fleet.goodput.queue_s", _node_hours, "span")
-    note = f"Before that, the nodes that were asked for were waited for {queued}."
+    note = f"Besides, in the queue, jobs waited for the nodes that they had asked for: {queued}."
     return _section("Where the time of the nodes went", [first, *rows], sub=note)
 
 
@@ -83,7 +84,7 @@ def shares_of_causes(data: Mapping[str, Any]) -> str:
                 cause,
                 [_bar(0.0, groups[cause]["attempts"] / most, colour(cause))],
                 f"{number} of them, {hours_had} GPU-h",
-                title=MEANING.get(cause, ""),
+                why=why_of(cause),
             )
         )
     return _section(
@@ -91,6 +92,11 @@ def shares_of_causes(data: Mapping[str, Any]) -> str:
         rows,
         sub="Attempts by the cause of their end, and the GPU-hours that they had used.",
     )
+
+
+def why_of(cause: str) -> str:
+    """For a reader to whom the word alone says little."""
+    return f"{MEANING[cause]} ({WHOSE[cause]})" if cause in MEANING else ""
 
 
 def attempts_over_time(jobs: Sequence[JobReport], left: int) -> str:
@@ -227,12 +233,12 @@ def _expanded(nodes: str) -> list[str]:
         return []
 
 
-def _row(what: str, bars: Sequence[str], told: str, *, title: str = "") -> str:
-    """`told` is HTML, `what` and `title` are not."""
-    said = escape(title or what)
+def _row(what: str, bars: Sequence[str], told: str, *, why: str = "") -> str:
+    """`told` is HTML, `what` and `why` are not."""
+    said, more = escape(what), f"<span class=why>{escape(why)}</span>" if why else ""
     return (
-        f'<div class=row><span class=of title="{said}">{escape(what)}</span>'
-        f"<span class=track>{''.join(bars)}</span><span class=at>{told}</span></div>"
+        f'<div class=row><span class=of title="{said}">{said}</span>'
+        f"<span class=track>{''.join(bars)}</span><span class=at>{told}</span>{more}</div>"
     )
 
 

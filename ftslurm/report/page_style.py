@@ -42,7 +42,7 @@ line-height:1.35;display:block}
 align-items:center;font-size:.87em}
 .row{min-height:22px}
 .of{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.at{color:var(--soft)}
+.at,.why{color:var(--soft)}.why{grid-column:2/4;margin-bottom:5px}
 .track{position:relative;height:14px;background:var(--track);border-radius:2px;overflow:hidden}
 .track i{position:absolute;top:0;bottom:0;min-width:2px}
 .axis{color:var(--soft);font-size:.8em;margin:.2em 0}
@@ -56,10 +56,12 @@ ul{padding-left:1.2em}li{margin:.5em 0;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;min-width:760px;font-size:.87em}
 th,td{text-align:left;padding:3px 8px;border-bottom:1px solid var(--line);vertical-align:top}
+td.w{overflow-wrap:anywhere;min-width:110px}td.y{min-width:190px}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 @media(max-width:700px){.tiles{grid-template-columns:1fr 1fr}
 .row{grid-template-columns:minmax(0,1fr) minmax(0,auto);
 margin-bottom:6px}.row .track{grid-row:2;grid-column:1/3}.row .at{text-align:right}
+.why{grid-column:1/3}
 .axis{display:block}.ticks span:nth-child(even){display:none}}
 @media print{body{max-width:none;margin:0}.track,.track i,.keys i{print-color-adjust:exact;
 -webkit-print-color-adjust:exact}}

@@ -6,8 +6,9 @@ not raise `schema_version`; a key that goes, or means another thing, does.
 What lies in the window counts, so that windows side by side add up: hours, losses and goodput are
 of the time within, a wait is of the window with the start of the attempt, its end, cause and
 failure of the one with the end. `start_at` is not before `since`; of one that ended after `until`
-`end_at` is null, as of one that runs. Jobs and attempts that cross a border are in both windows.
-What is named is told whole.
+`end_at` is null, as of one that runs. `committed_step` and `last_step` are as of `until`, null
+where no record dates them; `step_s` is of the whole run. Jobs and attempts that cross a border are
+in both windows. What is named is told whole.
 
     since, until     as they were asked for
     source           accounting: sacct, scontrol or none; notes: what could not be read, for people
@@ -28,6 +29,8 @@ What is named is told whole.
                      of the jobs that failed; of the attempts after a node's fault
       goodput        node-seconds of the runs whose records tell; share: of what was allocated
       runs_untold    runs that goodput leaves out
+      differing      runs that trained steps again otherwise than before, though they had to be the
+                     same; of a run: `twice` (run/trained_twice.py)
       drains         nodes out of service by ours, lost and others (drains.py); null: not asked
       findings       what, advice: as the text has them
 """
@@ -126,6 +129,7 @@ def fleet_record(fleet: Fleet) -> dict[str, Any]:
         "hit_again_share": fleet.hit_again_share,
         "goodput": {**asdict(fleet.goodput), "share": fleet.goodput.share},
         "runs_untold": fleet.runs_untold,
+        "differing": fleet.differing,
         "drains": asdict(fleet.drains)["kinds"] if fleet.drains is not None else None,
         "findings": [asdict(one) for one in findings(fleet)],
     }

@@ -6,10 +6,11 @@ Where accounting does not answer, slurmctld is asked, and that is said.
 
 from __future__ import annotations
 
+import getpass
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
@@ -32,9 +33,15 @@ from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.job_table import JobRun
 from ftslurm.scheduler.node_events import read_events
 from ftslurm.scheduler.protocol import CLOCKS_S
-from ftslurm.scheduler.sacct import Query, jobs_without_accounting, open_table, when_at
+from ftslurm.scheduler.sacct import (
+    Query,
+    jobs_without_accounting,
+    open_table,
+    sees_others,
+    when_at,
+)
 
-DAMAGE = (FtslurmError, OSError, KeyError, TypeError, ValueError)
+DAMAGE = (FtslurmError, OSError, KeyError, TypeError, ValueError, AttributeError)
 """What a run whose records are damaged, or of a later version, comes to when they are read."""
 
 _NAMES_HELD = 1_000_000
@@ -75,6 +82,7 @@ class Reading:
     def reports(self) -> Iterator[JobReport]:
         """Foreign jobs as they come, then the runs."""
         runs = {folder: _queued_at(folder, self.source) for folder in self._wanted.runs}
+        runs = {**self._near(), **runs}
         # Job ids begin anew where slurmctld has lost its state.
         owners: dict[str, list[Path]] = {}
         for folder, queued in runs.items():
@@ -96,7 +104,7 @@ class Reading:
         missing = set(named)
         held: dict[Path, list[LogicalJob]] = {folder: [] for folder in runs}
         for job in split_waiting(self._jobs_of(ids), owners.keys() | named):
-            names = {job.job_id, job.newest.raw_id, re.split(r"[_+]", job.job_id)[0]}
+            names = _names(job)
             missing -= names
             folders = [folder for folder in _owners(job, owners) if folder in held]
             for folder in folders:
@@ -105,10 +113,48 @@ class Reading:
                 yield from self._counted(report_of(job))
         own = _of_each(held, runs)
         for folder in runs:
-            yield from self._of_run(folder, own[folder])
+            for report in self._of_run(folder, own[folder], named):
+                missing -= _named_by(runs[folder])
+                yield report
         for job_id in sorted(missing):
             self.source.notes.append(f"nothing is known of job {job_id}")
+        self._note_hidden(missing)
         self.found_nothing = bool(missing) and not self.fleet.jobs
+
+    def _near(self) -> dict[Path, dict[str, float]]:
+        """Runs below the folders of runs that a named job is of, which tell more of it than Slurm:
+        when each of their jobs was noted. What cannot be read there was not asked for."""
+        found = {}
+        for folder in self._wanted.near:
+            queued = _queued_at(folder, Source())
+            if _named_by(queued) & {*self._wanted.jobs}:
+                found[folder] = queued
+        return found
+
+    def _note_hidden(self, missing: Collection[str]) -> None:
+        """Where jobs of others were asked for, or might be those that are missing."""
+        if self.source.accounting != "sacct" or (self._wanted.is_named and not missing):
+            return
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):
+            return  # a number without a name has no jobs of its own to tell others' from
+        if self._query.user == user:
+            return
+        try:
+            sees = sees_others(user)
+        except SchedulerError:  # no sacctmgr here, or it is silent
+            sees = None
+        if sees is False:
+            self.source.notes.append(
+                f"slurmdbd shows {user} no jobs of others (PrivateData=jobs), but for accounts that"
+                " one coordinates: ask an operator for a report of all"
+            )
+        elif sees is None and not self.fleet.by["user"].keys() - {user}:
+            self.source.notes.append(
+                "no job of another user was found; it may be that slurmdbd hides them"
+                " (PrivateData=jobs), which its sacctmgr does not tell: ask an operator"
+            )
 
     def _bounds(self) -> tuple[Optional[float], Optional[float]]:
         now = self._now()
@@ -176,7 +222,10 @@ class Reading:
         try:
             runs = jobs_without_accounting(query)
         except SchedulerError as error:
-            self._note_once(f"no accounting ({why}), and no slurmctld ({error})")
+            # Where there is no slurm.conf both say so, in the same words.
+            is_same = str(error).rpartition(": ")[2] in why
+            told = str(error) if is_same else f"{why}; {error}"
+            self._note_once(f"neither accounting nor slurmctld answers: {told}")
             return
         self.source.accounting = "scontrol"
         self._note_once(f"{why}; only jobs of the last minutes are known, by their newest attempt")
@@ -186,7 +235,10 @@ class Reading:
         if note not in self.source.notes:
             self.source.notes.append(note)
 
-    def _of_run(self, folder: Path, jobs: Sequence[LogicalJob]) -> Iterator[JobReport]:
+    def _of_run(
+        self, folder: Path, jobs: Sequence[LogicalJob], named: Collection[str]
+    ) -> Iterator[JobReport]:
+        """One that cannot be read leaves the jobs that were `named` to what Slurm tells of them."""
         layout, now = RunLayout(folder), self._now()
         try:
             story = read_story(layout, now=now)
@@ -194,6 +246,9 @@ class Reading:
             report.sweep = self.sweeps.task_of(folder)
         except DAMAGE as error:
             self.source.notes.append(_left_out(folder, error))
+            for job in jobs:
+                if _names(job) & {*named}:
+                    yield from self._counted(report_of(job))
             return
         if goodput is None:
             self.fleet.runs_untold += 1
@@ -233,6 +288,16 @@ def _left_out(folder: Path, error: Exception) -> str:
     if isinstance(error, (FtslurmError, OSError)):
         return f"run `{folder}` is left out: {error}"
     return f"run `{folder}` is left out, its records are damaged or of a later version: {error!r}"
+
+
+def _names(job: LogicalJob) -> set[str]:
+    """By which a person may name it: the number of an array or a het job is of all its parts."""
+    return {job.job_id, job.newest.raw_id, re.split(r"[_+]", job.job_id)[0]}
+
+
+def _named_by(job_ids: Collection[str]) -> set[str]:
+    """These, and the arrays that they are of."""
+    return {*job_ids, *(one.partition("_")[0] for one in job_ids)}
 
 
 def _owners(job: LogicalJob, owners: Mapping[str, list[Path]]) -> list[Path]:

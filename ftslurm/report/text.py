@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
-from ftslurm.report.advice import findings
+from ftslurm.report.advice import findings, hours_told
 from ftslurm.report.drains import LOST, OTHERS, OURS, Drains
 from ftslurm.report.fleet import Fleet, Goodput, Group
 from ftslurm.report.jobs import FAILURES, AttemptReport, JobReport
@@ -23,8 +24,8 @@ def job_line(job: JobReport) -> str:
     failed = next((one.node for one in job.failures if one.node), None) or ""
     lost = lost_gpu_hours(job)
     return (
-        f"{clip(job.job_id, 12):12} {clip(job.user, 8):8} {clip(job.state, 9):9}"
-        f" {clip(_folded(job), 24):24} {clip(failed, 8):8}"
+        f"{_cell(job.job_id, 12)} {_cell(job.user, 8)} {_cell(job.state, 9)}"
+        f" {_cell(_folded(job), 24)} {_cell(failed, 8)}"
         f" {'?' if lost is None else hours(lost):>10}  {clip(job.name, 40)}"
     )
 
@@ -36,6 +37,8 @@ def job_lines(job: JobReport) -> Iterator[str]:
     for place, one in enumerate(job.attempts, start=1):
         # One of Slurm alone has no number among those of the run.
         yield from _attempt_lines(one, one.number or ("-" if job.run_dir else place))
+    if job.twice is not None and job.twice.differ:
+        yield from _wrapped(job.twice.sentence, indent=4)
     if job.run_dir:
         yield printable(f"    run {job.run_dir}")
     for note in job.notes:
@@ -44,9 +47,10 @@ def job_lines(job: JobReport) -> Iterator[str]:
 
 def fleet_lines(fleet: Fleet, by: Optional[str]) -> list[str]:
     total = fleet.total
-    states = ", ".join(f"{count} {name}" for name, count in sorted(fleet.states.items()))
+    states = ", ".join(f"{count:,} {name}" for name, count in sorted(fleet.states.items()))
     lines = _wrapped(
-        f"{fleet.jobs:,} jobs ({states}), {total.attempts:,} attempts, {total.failures:,} failures"
+        f"{counted(fleet.jobs, 'job')}{f' ({states})' if states else ''},"
+        f" {counted(total.attempts, 'attempt')}, {counted(total.failures, 'failure')}"
     )
     for label, told in _figures(fleet):
         lines += _wrapped(f"  {label:{LABEL - 2}}{told}", indent=LABEL, first=0)
@@ -80,7 +84,8 @@ def _figures(fleet: Fleet) -> Iterator[tuple[str, str]]:
         yield "between failures", f"{told} ({counted(fleet.node_faults, 'fault')})"
     if fleet.gpu_mtbf_h is not None:
         told = f"{hours(fleet.gpu_mtbf_h)} GPU-hours for each fault of the cluster, network and"
-        yield "", f"{told} storage included ({fleet.hardware_failures:,})"
+        told += f" storage included ({fleet.hardware_failures:,}), as `ftslurm plan --gpu-mtbf`"
+        yield "", f"{told} takes it"
     if fleet.recovered_share is not None:
         told = f"{percent(fleet.recovered_share)} of the jobs that failed went on to their end"
         yield "recovered", told
@@ -90,7 +95,7 @@ def _figures(fleet: Fleet) -> Iterator[tuple[str, str]]:
     if good.share is not None:
         yield "goodput", _goodput(good)
     if fleet.runs_untold:
-        told = f"not known of {fleet.runs_untold:,} runs, which left no trace of their steps"
+        told = f"not known of {counted(fleet.runs_untold, 'run')}, which left no trace of steps"
         yield "goodput" if good.share is None else "", told
     if fleet.judged.nodes:
         yield "lemon nodes", _lemons(fleet.judged)
@@ -144,7 +149,7 @@ def _group_lines(name: str, groups: dict[str, Group]) -> list[str]:
     head = f"{name:30} {'jobs':>8} {'attempts':>9} {'failures':>9} {'GPU-h':>10} {'lost':>9}"
     rows = sorted(groups.items(), key=lambda item: (-item[1].failures, -item[1].jobs, item[0]))
     lines = [head] + [
-        f"{clip(key, 30):30} {one.jobs:>8,} {one.attempts:>9,} {one.failures:>9,}"
+        f"{_cell(key, 30)} {one.jobs:>8,} {one.attempts:>9,} {one.failures:>9,}"
         f" {hours(one.gpu_hours):>10} {_lost(one):>9}"
         for key, one in rows
     ]
@@ -218,14 +223,30 @@ def printable(text: str) -> str:
 
 
 def clip(text: str, width: int) -> str:
+    """At most so many columns of a terminal."""
     shown = printable(text)
-    return shown if len(shown) <= width else f"{shown[: width - 1]}~"
+    if columns(shown) <= width:
+        return shown
+    while columns(shown) > width - 1:
+        shown = shown[:-1]
+    return f"{shown}~"
+
+
+def columns(text: str) -> int:
+    """Of a terminal: two for a wide sign (UAX 11), none for what is put on the one before."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(one)) for one in text)
+
+
+def _cell(text: str, width: int) -> str:
+    shown = clip(text, width)
+    return shown + " " * (width - columns(shown))
 
 
 def hours(value: Optional[float]) -> str:
-    if value is None:
-        return "?"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "?" if value is None else hours_told(value)
 
 
 def counted(number: int, what: str) -> str:

@@ -25,6 +25,8 @@ class Wanted:
 
     jobs: list[str] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
+    near: list[Path] = field(default_factory=list)
+    """Of which `jobs` may be."""
     is_named: bool = False
     notes: list[str] = field(default_factory=list)
     """What could not be looked into."""
@@ -39,9 +41,11 @@ def wanted_of(words: Sequence[str], roots: Sequence[Path]) -> Wanted:
     for run in wanted.runs:
         once.setdefault(run.resolve(), run)
     wanted.runs = list(once.values())
-    if not words:
-        for root in roots:
+    for root in roots:
+        if not words:
             wanted.runs += runs_below(root, wanted.notes)
+        elif wanted.jobs:
+            wanted.near += [run for run in runs_below(root, []) if run.resolve() not in once]
     return wanted
 
 

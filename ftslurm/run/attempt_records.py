@@ -30,9 +30,6 @@ from ftslurm.run.timeline import Clocks, Facts
 ASKED_TO_LEAVE = ("asked_to_leave", "preempted", "time_limit", "ordered")
 """Causes of a decision under which the ranks have not failed."""
 
-AGENTS_JSON, AGENTS_JSONL = "agents.json", "agents.jsonl"
-"""Written by the leader of the node agents alone."""
-
 
 @dataclass(frozen=True)
 class Records:
@@ -89,7 +86,7 @@ def read_attempt_records(layout: RunLayout, number: int) -> Records:
     def read(path: Path, reader: Callable[[], Any]) -> Any:
         return _or_none(reader) if path.name in names else None
 
-    agents_json, agents_jsonl = paths.root / AGENTS_JSON, paths.root / AGENTS_JSONL
+    agents_json, agents_jsonl = paths.agents_json, paths.agents_jsonl
     return Records(
         paths=paths,
         claim=read(paths.attempt_json, lambda: read_attempt(layout, number)),

@@ -93,6 +93,10 @@ class AttemptStory:
     the scheduler had it then; None: they were not, or nobody could say."""
     pace: Optional[dict[str, Any]] = None
     """The interval between saves as last chosen, and what from; None: it is fixed."""
+    deadline: Optional[dict[str, Any]] = None
+    """left_s: seconds that its last save was given; by: preempted | time_limit | ending, as Slurm
+    said when the signal came, or submit, as was frozen then. None: no signal, or nobody has
+    said."""
 
 
 def read_attempt_stories(layout: RunLayout, *, is_program: bool) -> list[AttemptStory]:
@@ -185,6 +189,7 @@ def _story(
         late=late_words(facts, errors, last_sign_at=here.trained_at),
         asked_by=decision.get("asked_by"),
         pace=_pace(here.events),
+        deadline=_deadline([*here.agent_events, *here.events]),
     )
 
 
@@ -254,11 +259,17 @@ def _pace(events: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     return {name: value for name, value in chosen[-1].items() if name != "kind"} if chosen else None
 
 
+def _deadline(events: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
+    """The ranks' own word before the agents': of a program there is no other."""
+    told = [event for event in events if event["kind"] == "deadline" and "left_s" in event]
+    return {name: told[-1][name] for name in ("left_s", "by")} if told else None
+
+
 def _with_losses(layout: RunLayout, attempts: list[AttemptStory]) -> list[AttemptStory]:
     told = []
     for place, attempt in enumerate(attempts):
         later = attempts[place + 1 :]
-        lost = _overlap(_trained(attempt), [_trained(item) for item in later])
+        lost = overlap(trained(attempt), [trained(item) for item in later])
         tokens = 0
         if lost:
             end, begin = (attempt.last_step or 0), (attempt.last_step or 0) - lost
@@ -267,12 +278,12 @@ def _with_losses(layout: RunLayout, attempts: list[AttemptStory]) -> list[Attemp
     return told
 
 
-def _trained(attempt: AttemptStory) -> range:
+def trained(attempt: AttemptStory) -> range:
     """Steps that the attempt trained, 1 for the first of a run."""
     return range((attempt.restored_step or 0) + 1, (attempt.last_step or 0) + 1)
 
 
-def _overlap(steps: range, others: Sequence[range]) -> int:
+def overlap(steps: range, others: Sequence[range]) -> int:
     """How many of `steps` are in at least one of `others`."""
     count, position = 0, steps.start
     for other in sorted(others, key=lambda item: item.start):
@@ -295,7 +306,7 @@ def tokens_between(
 def _tokens(layout: RunLayout, attempts: Sequence[AttemptStory], step: int) -> Optional[int]:
     """What the run had consumed at a step."""
     for attempt in attempts:
-        if step in _trained(attempt):
+        if step in trained(attempt):
             tokens = tokens_at(layout.trace_file(attempt.number), step)
             if tokens is not None:
                 return tokens

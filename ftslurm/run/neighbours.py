@@ -1,4 +1,4 @@
-"""The runs that lie in one folder, newest first.
+"""The runs and sweeps that lie in one folder, newest first.
 
 Reads only. A folder whose name begins with a dot is one that a submission builds, or was killed at:
 it is no run. What is renamed or removed while it is looked for is passed over, and so is what may
@@ -27,6 +27,20 @@ def newest_runs(runs_dir: Path, most: int, *, with_tasks: bool = False) -> list[
             found += [(at, task) for at, task in tasks if at is not None]
     found.sort(reverse=True)
     return [RunLayout(folder) for _, folder in found[:most]]
+
+
+def newest_folders(runs_dir: Path, most: int) -> list[tuple[Path, bool]]:
+    """(folder, is it a sweep's) of runs and of sweeps, a sweep's tasks left to it."""
+    found = []
+    for folder in _folders(runs_dir):
+        frozen_at = _changed_at(folder / "run.json")
+        sweep_at = None if frozen_at is not None else _changed_at(folder / "sweep.json")
+        if frozen_at is not None:
+            found.append((frozen_at, folder, False))
+        elif sweep_at is not None:
+            found.append((sweep_at, folder, True))
+    found.sort(reverse=True)
+    return [(folder, is_sweep) for _, folder, is_sweep in found[:most]]
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -19,18 +19,23 @@ from typing import TYPE_CHECKING, Any, Optional
 from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.span import format_span
 from ftslurm.run.story import RunStory, read_story
-from ftslurm.run.sweep_layout import SweepLayout, find_sweep, place_of_run
+from ftslurm.run.sweep_layout import RUNS, SweepLayout, find_sweep, place_of_run
 from ftslurm.run.timeline import ASKED, LAST_WORD, Timeline
 
 if TYPE_CHECKING:
     from ftslurm.operate.held import Held
+    from ftslurm.run.trained_twice import Twice
 
 WAITING = ("never started", "waiting", "quiet")
 """States of a run whose job may be in the queue."""
 TRACEBACK_LINES = 8
+TWICE_ROWS = 20_000
+"""Of traces: some tenths of a second."""
 
 _EPILOG = """examples:
+  ftslurm status                                              the newest runs and sweeps of ./runs
   ftslurm status runs/gpt-20260301-120000-3f9a                where it stands, each attempt
   ftslurm status runs/gpt-20260301-120000-3f9a --attempt 3    all that is on record of one
   ftslurm status runs/SWEEP                                   its tasks, and what they came to
@@ -56,7 +61,9 @@ def main(argv: Optional[list[str]] = None) -> int:
     parser.add_argument(
         "run",
         metavar="RUN|SWEEP",
-        help="directory of a run or a sweep, or its id under ./runs; a task is a run",
+        nargs="?",
+        help="directory of a run or a sweep, or its id under ./runs; a task is a run. Without it: "
+        "the newest of ./runs, a line each",
     )
     parser.add_argument("--json", action="store_true", help="for programs; schema_version 1")
     parser.add_argument(
@@ -66,6 +73,8 @@ def main(argv: Optional[list[str]] = None) -> int:
         "--all", action="store_true", help="of a large sweep: each task, also those that are done"
     )
     options = parser.parse_args(argv)
+    if options.run is None:
+        return _list(options)
     sweep = find_sweep(options.run)
     if sweep is not None:
         return _sweep(sweep, options)
@@ -75,11 +84,27 @@ def main(argv: Optional[list[str]] = None) -> int:
         print(_one_attempt(layout, story, options.attempt, as_json=options.json))  # noqa: T201
         return EXIT_OK
     held = _held(layout, story)
+    twice = _twice(layout, story)
     if options.json:
         told = None if held is None else dataclasses.asdict(held)
-        print(_json({**dataclasses.asdict(story), "held": told}))  # noqa: T201
+        again = None if twice is None else dataclasses.asdict(twice)
+        print(_json({**dataclasses.asdict(story), "held": told, "twice": again}))  # noqa: T201
     else:
         print(render_story(story, now=now, held=held.sentence if held else ""))  # noqa: T201
+        if twice is not None and twice.differ:
+            print(twice.sentence)  # noqa: T201
+    return EXIT_OK
+
+
+def _list(options: argparse.Namespace) -> int:
+    from ftslurm.run.listing import as_record, list_runs, render_list  # late: seldom asked for
+
+    if options.attempt is not None or options.all:
+        raise UsageError("--attempt and --all are of one run or sweep; name it")
+    now = time.time()
+    listed = list_runs(RUNS, now=now)
+    text = _json(as_record(RUNS, listed)) if options.json else render_list(RUNS, listed, now=now)
+    print(text)  # noqa: T201
     return EXIT_OK
 
 
@@ -90,6 +115,14 @@ def _sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
         raise UsageError("--attempt is of one run; name a task of the sweep")
     print(status_of_sweep(sweep, as_json=options.json, show_all=options.all))  # noqa: T201
     return EXIT_OK
+
+
+def _twice(layout: RunLayout, story: RunStory) -> Optional[Twice]:
+    if not story.steps_lost:
+        return None
+    from ftslurm.run.trained_twice import read_twice  # late: mostly, nothing was lost
+
+    return read_twice(layout, most=TWICE_ROWS)
 
 
 def _held(layout: RunLayout, story: RunStory) -> Optional[Held]:
@@ -163,9 +196,9 @@ def pace_line(pace: dict[str, Any]) -> str:
         f"{pace['failures']} failures in {pace['gpu_hours']:.4g} GPU-hours of {pace['runs']} runs"
     )
     return (
-        f"saves every {_span(pace['interval_s'])}{limits.get(pace['limit'], '')}: a save costs "
-        f"{pace['stall_s']:.2g} s and is durable after {pace['lag_s']:.2g} s, a failure is due "
-        f"every {_span(pace['mtbf_s'])} on {pace['gpus']} GPUs ({seen})"
+        f"saves every {format_span(pace['interval_s'])}{limits.get(pace['limit'], '')}: "
+        f"a save costs {pace['stall_s']:.2g} s and is durable after {pace['lag_s']:.2g} s, "
+        f"a failure is due every {format_span(pace['mtbf_s'])} on {pace['gpus']} GPUs ({seen})"
     )
 
 
@@ -268,11 +301,26 @@ def _way_back(line: Timeline, until: str) -> str:
     return f"{begin} to {end} {took}: {', '.join(parts)}"
 
 
+# By what a last save's time was told (run/deadline.py).
+_BY = {
+    "preempted": "the grace",
+    "time_limit": "the time limit",
+    "ending": "the job is being ended",
+    "submit": "as at submit",
+}
+
+
 def _asked(attempt: AttemptStory) -> str:
     """Who asked it to leave."""
     if attempt.order:
         return f" by the order `{attempt.order}`"
-    return f" on {attempt.signal}" if attempt.signal else ""
+    if not attempt.signal:
+        return ""
+    had = ""
+    if attempt.deadline:
+        left_s, by = max(0.0, attempt.deadline["left_s"]), attempt.deadline["by"]
+        had = f", {left_s:.0f} s for the save ({_BY.get(by, by)})"
+    return f" on {attempt.signal}{had}"
 
 
 def _attempts(story: RunStory) -> str:
@@ -288,10 +336,4 @@ def _attempt_name(attempt: AttemptStory) -> str:
 def _headline(story: RunStory, now: float) -> str:
     if story.last_sign_at is None or story.state in ("done", "never started"):
         return story.state
-    return f"{story.state}, last sign {_span(now - story.last_sign_at)} ago"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{story.state}, last sign {format_span(now - story.last_sign_at)} ago"

@@ -1,4 +1,4 @@
-"""A look into an attempt's trace without reading all of it: its last step, the tokens of one step.
+"""A look into an attempt's trace without reading all of it: its ends, one step, some of its steps.
 
 A trace may have millions of rows and stand on storage that is slow, and `status` has to answer at
 once: only pieces of the file are read. What is torn counts as absent.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
 
@@ -26,6 +27,36 @@ def last_row(path: Path) -> Optional[dict[str, Any]]:
     except FileNotFoundError:
         return None
     return next(filter(None, map(_row, reversed(lines))), None)
+
+
+def first_row(path: Path) -> Optional[dict[str, Any]]:
+    """The first whole row."""
+    try:
+        with path.open("rb") as stream:
+            return _row_from(stream, 0)
+    except FileNotFoundError:
+        return None
+
+
+def rows_between(path: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
+    """Of steps `first` to `last`, both included."""
+    try:
+        with path.open("rb") as stream:
+            # What cannot be told is taken to lie behind: at worst, more is read and passed over.
+            low, high = 0, stream.seek(0, os.SEEK_END)
+            while low < high:
+                middle = (low + high) // 2
+                row = _row_from(stream, middle)
+                low, high = (middle + 1, high) if row and row["step"] < first else (low, middle)
+            stream.seek(max(0, low - 1))
+            for line in stream:
+                found = _row(line)
+                if found is not None and found["step"] > last:
+                    return
+                if found is not None and found["step"] >= first:
+                    yield found
+    except FileNotFoundError:
+        return
 
 
 def tokens_at(path: Path, step: int) -> Optional[int]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Optional
 
-import pytest
 from batch_runs import LabRun
 from lab import ENDED, Lab, wait_until
+from report_ledger import Ledger, Start, stamp_at
+from report_told import ask, new_folder, report
 
 from ftslurm.health.reason import PREFIX
 from ftslurm.report.drains import OTHERS, OURS
@@ -93,14 +95,22 @@ main = rank.main
 class ToldRun(LabRun):
     """A run, and what slurmctld said of when it began and ended."""
 
-    def __init__(self, lab: Lab, name: str, runs: Path, *more: str, faults: str = "") -> None:
-        self.submitted_at = time.time()
+    def __init__(
+        self,
+        lab: Lab,
+        name: str,
+        runs: Path,
+        *more: str,
+        faults: str = "",
+        entry: str = "timed",
+        files: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         given = [
-            "entry=rank:tests.fakes.timed:main", f"cluster.gpus_per_node={GPUS}",
+            f"entry=rank:tests.fakes.{entry}:main", f"cluster.gpus_per_node={GPUS}",
             f"runs_dir={runs}", *more,
         ]  # fmt: skip
-        files = {"tests/fakes/timed.py": TIMED}
-        super().__init__(lab, name, *given, step_s=STEP_S, faults=faults, files=files)
+        beside = {"tests/fakes/timed.py": TIMED, **files}
+        super().__init__(lab, name, *given, step_s=STEP_S, faults=faults, files=beside)
         self.started_at: list[float] = []
         self.eligible_at: list[float] = []
         self.ended_at = 0.0
@@ -170,26 +180,6 @@ class Foreign:
         )  # fmt: skip
 
 
-def ask(lab: Lab, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`ftslurm report`, as the lab's user in a folder that has the runs below `runs`."""
-    argv = [str(lab.python), "-m", "ftslurm", "report", *words]
-    env = {"PYTHONPATH": str(lab.checkout)}
-    return lab.run_as(lab.user, argv, env=env, cwd=folder, check=False)
-
-
-def report(lab: Lab, folder: Path, *words: str) -> dict[str, Any]:
-    """What it says with --json; something has failed."""
-    done = ask(lab, folder, "--json", *words)
-    assert done.returncode == 1 and done.stdout, f"{done.returncode} {done.stderr}"
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
-
-
-def new_folder(lab: Lab) -> Path:
-    new = ["mktemp", "--directory", f"{lab.home(lab.user)}/told-XXXXXX"]
-    return Path(lab.run_as(lab.user, new).stdout.strip())
-
-
 class Faults:
     """All of it, done; `since`: as `report` takes it."""
 
@@ -210,7 +200,8 @@ class Faults:
         }
         self.foreign: dict[str, Foreign] = {}
         self.hung_node = self.killed_node = ""
-        with ThreadPoolExecutor(max_workers=len(names) + 1) as pool:
+        self.ledger = Ledger(lab)
+        with self.ledger, ThreadPoolExecutor(max_workers=len(names) + 1) as pool:
             runs: dict[str, Future[ToldRun]] = {}
             for name in names:
                 runs[name] = pool.submit(scenarios[name])
@@ -290,6 +281,7 @@ class Faults:
         wait_until(lambda: (run.step(1) or 0) > INTERVAL or None, timeout_s=60, seen=run.says)
         self.killed_at = time.time()
         self.lab.kill(self.killed_node)
+        self.dead_at = time.time()
         try:
             wait_until(
                 lambda: self.lab.show_job(run.job_id).get("Restarts") == "1" or None,
@@ -327,6 +319,10 @@ class Faults:
         self.foreign["fails"] = fails
         self.lab.wait_for_end(fails.job_id, 150)
 
+    def starts(self, name: str) -> list[Start]:
+        """Of a job, by slurmctld."""
+        return self.ledger.of((self.run.get(name) or self.foreign[name]).job_id)
+
     def rows(self) -> str:
         """All of accounting, as it is."""
         fields = "JobID,State,ExitCode,Submit,Start,End,NodeList,JobName"
@@ -338,28 +334,3 @@ class Faults:
 
     def report(self, *words: str) -> dict[str, Any]:
         return report(self.lab, self.folder, *words)
-
-
-def stamp_at(stamp: str) -> float:
-    """UTC seconds of slurmctld's local time."""
-    return datetime.fromisoformat(stamp).timestamp()
-
-
-def same(what: str, told: Any, true: Any, *, within: float = 0.0) -> None:
-    """A line of the table that -s shows: what was done or seen, and what is told of it."""
-    print(f"{what:34} {_shown(true):>40} {_shown(told):>40}")
-    is_same = told == (pytest.approx(true, abs=within) if within else true)
-    assert is_same, f"{what}: {told!r} is told, it was {true!r}"
-
-
-def between(what: str, told: float, least: float, most: float) -> None:
-    print(f"{what:34} {f'{least:.2f} to {most:.2f}':>40} {told:>40.2f}")
-    assert least <= told <= most, f"{what}: {told!r} is told, it was {least!r} to {most!r}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    if isinstance(value, (list, tuple)):
-        return " ".join("-" if one is None else _shown(one) for one in value)
-    return str(value)

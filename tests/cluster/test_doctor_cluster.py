@@ -2,8 +2,8 @@
 real nodes: what they see of each other is measured, nothing stays behind.
 
 Not broken here: slurm.version, slurm.clock, slurm.gpu_models and slurm.proctrack (another Slurm,
-another clock, other hardware, cgroups), slurm.accounting (read when slurmctld starts) and
-preempt/qos: tests/test_doctor.py has recorded settings for those.
+another clock, other hardware, cgroups) and slurm.accounting (read when slurmctld starts):
+tests/test_doctor.py has recorded settings for those. preempt/qos: test_doctor_qos.py.
 """
 
 from __future__ import annotations

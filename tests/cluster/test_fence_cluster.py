@@ -129,6 +129,7 @@ def test_one_nodes_clock_90_s_ahead_changes_neither_the_order_nor_the_times(lab:
         lab,
         "clock",
         f'cluster.setup=["export PYTHONPATH={folder}"]',
+        "code=live",  # of a frozen run, agents read no sitecustomize (python -S)
         faults="eio@step:rank=3:step=45:attempt=1",
         step_s=0.1,
     )

@@ -30,10 +30,9 @@ from report_faults import (
     WAIT_S,
     Faults,
     ToldRun,
-    between,
-    same,
-    stamp_at,
 )
+from report_ledger import stamp_at
+from report_told import Told, between, same
 
 from ftslurm.files import read_json
 from ftslurm.report.drains import LOST, OTHERS, OURS
@@ -46,35 +45,6 @@ GPUS_OF = {"killed": 1, "again": 1}
 SECOND = 1.01
 """Slurm's times are whole seconds."""
 FINE = (None, None, None)
-
-
-class Told:
-    """A report, and its jobs by the names of those who made them."""
-
-    def __init__(self, faults: Faults, record: dict[str, Any]) -> None:
-        self.record = record
-        self.fleet: dict[str, Any] = record["fleet"]
-        self.total: dict[str, Any] = self.fleet["total"]
-        self._ours = list(faults.run)
-        names = {one.job_id: name for name, one in faults.foreign.items()}
-        self.jobs: dict[str, dict[str, Any]] = {}
-        for job in record["jobs"]:
-            run_dir = job["run_dir"]
-            name = Path(run_dir).name.partition("-")[0] if run_dir else names[job["job_id"]]
-            assert name not in self.jobs, f"{name} is in it twice"
-            self.jobs[name] = job
-
-    def attempts(self, name: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.jobs[name]["attempts"]
-        return found
-
-    def ours(self) -> dict[str, list[dict[str, Any]]]:
-        """Attempts that runs of ours have claimed."""
-        return {name: [one for one in self.attempts(name) if one["number"]] for name in self._ours}
-
-    def unclaimed(self) -> dict[str, list[dict[str, Any]]]:
-        return {name: [one for one in self.attempts(name) if not one["number"]]
-                for name in self._ours}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param((*FEW, *MORE), marks=pytest.mark.full)],
@@ -217,15 +187,31 @@ def test_from_a_failure_to_the_next_step_it_takes_what_the_ranks_clocks_say(
             assert 0.0 <= one["mttd_s"] <= one["rto_s"]
 
 
-def test_hours_are_seconds_times_nodes_and_gpus(told: Told) -> None:
+def test_hours_are_what_slurmctld_gave(faults: Faults, told: Told) -> None:
+    whole = {"node_hours": 0.0, "gpu_hours": 0.0, "wait_s": 0.0}
+    off_h = off_s = 0.0
     for name, job in told.jobs.items():
-        elapsed_s = sum(one["elapsed_s"] for one in job["attempts"])
-        assert job["node_hours"] == pytest.approx(elapsed_s * NODES.get(name, 1) / 3600), name
-        assert job["gpu_hours"] == pytest.approx(elapsed_s * _gpus(name) / 3600), name
-    for what in ("node_hours", "gpu_hours", "wait_s"):
-        assert told.total[what] == pytest.approx(sum(job[what] for job in told.jobs.values()))
-    cut_short = told.jobs["fails"]["gpu_hours"] + told.attempts("again")[0]["gpu_hours"]
-    assert told.total["unknown_gpu_hours"] == pytest.approx(cut_short)
+        starts = faults.starts(name)
+        assert {(one.nodes, one.gpus) for one in starts} == {(NODES.get(name, 1), _gpus(name))}
+        spent_h = sum(one.spent_s for one in starts) / 3600
+        off_s += sum(one.off_s for one in starts)
+        own_h = sum(one.off_s for one in starts) * NODES.get(name, 1) * GPUS / 3600
+        hours = {"node_hours": spent_h * NODES.get(name, 1), "gpu_hours": spent_h * _gpus(name)}
+        for what, true in hours.items():
+            same(f"{name}: {what}", job[what], true, within=own_h)
+            whole[what] += true
+        waited_s = sum(one.wait_s for one in starts)
+        same(f"{name}: in the queue (s)", job["wait_s"], waited_s, within=SECOND * len(starts))
+        whole["wait_s"] += waited_s
+        off_h += own_h
+    same("all: in the queue (s)", told.total["wait_s"], whole["wait_s"], within=off_s)
+    for what, key in (("node_hours", "node_mtbf_h"), ("gpu_hours", "gpu_mtbf_h")):
+        same(f"all: {what}", told.total[what], whole[what], within=off_h)
+        # One fault of a node, which is the one failure of the cluster as well.
+        same(f"all: {what} between faults", told.fleet[key], whole[what], within=off_h)
+    first = faults.starts("again")[0]
+    cut_short_h = (faults.starts("fails")[0].spent_s * GPUS + first.spent_s) / 3600
+    same("of unknown loss (GPU-hours)", told.total["unknown_gpu_hours"], cut_short_h, within=off_h)
 
 
 def test_the_fleet_counts_each_fault_once(faults: Faults, told: Told) -> None:
@@ -246,8 +232,6 @@ def test_the_fleet_counts_each_fault_once(faults: Faults, told: Told) -> None:
     # One fault, though it has ended two jobs.
     same("faults of nodes", fleet["node_faults"], 1)
     same("failures of hardware", fleet["hardware_failures"], 1)
-    same("node-hours between faults", fleet["node_mtbf_h"], total["node_hours"])
-    same("GPU-hours between failures", fleet["gpu_mtbf_h"], total["gpu_hours"])
     failed = [name for name, attempts in ends.items() if {one[0] for one in attempts} & {*failures}]
     recovered = 1 - len({"broken", "fails"}) / len(failed)
     same("share of failed jobs recovered", fleet["recovered_share"], recovered, within=1e-9)
@@ -298,7 +282,7 @@ def test_goodput_and_waste_add_up_to_what_was_allocated(faults: Faults, told: To
     )
     same("in the queue (s)", good["queue_s"], waited_s, within=1e-6)
     # From the node's death until Slurm gave it up nobody trained and nobody started.
-    idle_s = told.attempts("killed")[0]["end_at"] - faults.killed_at
+    idle_s = told.attempts("killed")[0]["end_at"] - faults.dead_at
     between("other (s)", parts["other"], idle_s - 2, allocated_s)
     assert told.fleet["runs_untold"] == 0
 

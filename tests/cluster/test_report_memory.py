@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from batch_runs import lab_of_its_own
 from lab import Lab
-from report_faults import HOARD, INTERVAL, Foreign, ToldRun, new_folder, report
+from report_faults import HOARD, INTERVAL, Foreign, ToldRun
+from report_told import new_folder, report
 
 pytestmark = [
     pytest.mark.cluster,

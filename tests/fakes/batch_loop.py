@@ -90,7 +90,7 @@ def own_job(layout, slurm):
 
 def be_hasty(monkeypatch):
     """This process is no verb's, and waits for nothing."""
-    monkeypatch.setattr("ftslurm.recovery.allocation.outlive_requeue", lambda: None)
+    monkeypatch.setattr("ftslurm.recovery.recover.outlive_requeue", lambda: None)
     monkeypatch.setattr(keep_out, "POLL_S", 0.01)
     monkeypatch.setattr("ftslurm.recovery.allocation.kill_wait_s", lambda job: 0.1)
     monkeypatch.setattr("ftslurm.recovery.successor.KEEP_OUT_S", 0.1)

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 import torch.distributed  # noqa: F401 - loaded before the fork
 
-from ftslurm.scheduler.process import tie_to_parent
+from ftslurm.parent import tie_to_parent
 from ftslurm.train import distributed, interface, preflight, preflight_parts, preflight_table
 
 LATE = (distributed, interface, preflight_table)

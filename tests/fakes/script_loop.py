@@ -14,7 +14,9 @@ from ftslurm.submit.render import render_script
 # (exit code, then what is printed), a rank runs the file `ranks`.
 INTERPRETER = """#!/bin/bash
 cd "$FTSLURM_RUN_DIR" || exit
-{ printf '%s|' "$@"; echo; } >>calls
+[[ $1 != -S ]] || shift
+printf -v call '%s|' "$@"
+echo "$call" >>calls # in one write: claim and agents come at the same time
 case $3 in
   claim | recover)
     [[ ! -e $3-hook ]] || . "./$3-hook"

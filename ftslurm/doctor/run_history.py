@@ -15,13 +15,13 @@ from ftslurm.checkpoint.published import step_folders
 from ftslurm.checkpoint.shard import read_index
 from ftslurm.checkpoint.verification import verify_step
 from ftslurm.doctor.run_facts import Past, Saves, saves_of
-from ftslurm.doctor.trained_twice import Twice, read_twice
 from ftslurm.errors import FtslurmError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.attempts import read_attempt, read_events
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import read_story
+from ftslurm.run.trained_twice import Twice, read_twice
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_past_run(past: Past, *, now: float) -> Optional[PastRun]:
             attempts=story.attempts,
             saves=saves_of(layout),
             step=_newest_step(layout),
-            twice=read_twice(layout, record.spec),
+            twice=read_twice(layout),
         )
         for one in story.attempts:
             _read_events(layout, one.number, found)

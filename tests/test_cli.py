@@ -1,0 +1,60 @@
+"""What becomes of a verb whose words nobody takes: it is done, and is not to be done again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+VERB = "import sys; from ftslurm import cli; cli.VERBS['x'] = ('x:main', ''); sys.exit(cli.main())"
+
+
+@pytest.fixture
+def verb(tmp_path):
+    """argv of a verb that leaves a file and says a word; then come more lines of it."""
+
+    def made(*more):
+        lines = ["import pathlib", "def main(argv):", "    pathlib.Path('done').touch()",
+                 "    print('a word')", *(f"    {line}" for line in more)]  # fmt: skip
+        (tmp_path / "x.py").write_text("\n".join([*lines, "    return 0"]))
+        return [sys.executable, "-c", VERB, "x"]
+
+    return made
+
+
+def ended(argv, folder, **settings):
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    env.pop("PYTHONUNBUFFERED", None)
+    settings = {"stderr": subprocess.PIPE, "text": True, "timeout": 30, **settings}
+    return subprocess.run(argv, cwd=folder, env=env, check=False, **settings)
+
+
+def test_a_reader_that_has_seen_enough_hears_no_complaint(verb, tmp_path):
+    for more in ((), ("print('word ' * 10_000)",)):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = ended(verb(*more), tmp_path, stdout=writer)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_below_stdout_has_nobody_do_again_what_is_done(verb, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = ended(verb(), tmp_path, stdout=full)
+    assert done.returncode == 1 and (tmp_path / "done").exists()
+    assert "it is done, and what was to be said of it could not be written" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_verb_that_fails_meanwhile_is_still_to_be_tried_again(verb, tmp_path):
+    done = ended(verb("raise OSError('the file server is away')"), tmp_path)
+    assert done.returncode == 75
+    assert done.stderr == "ftslurm: error: the file server is away; try again\n"
+
+
+def test_without_a_stdout_a_verb_ends_as_ever(verb, tmp_path):
+    argv = ["sh", "-c", 'exec "$@" >&-', "sh", *verb()]
+    done = ended(argv, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "done").exists()
