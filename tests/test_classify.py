@@ -18,8 +18,8 @@ from ftslurm.recovery.budgets import SURE
 CASES = list(failure_texts.variants())
 IDS = [f"{row}-{number}" for row, number, *_ in CASES]
 FURTHER = [
-    (texts.error("Misread: step 20 was read wrongly (rank 3 on n2: ...)"), NODE),
-    (texts.error("MisreadElsewhere: step 20 was read wrongly (rank 1 on n1: ...)"), UNKNOWN),
+    (texts.error("MisreadError: step 20 was read wrongly (rank 3 on n2: ...)"), NODE),
+    (texts.error("MisreadElsewhereError: step 20 was read wrongly (rank 1 on n1: ...)"), UNKNOWN),
     (texts.launcher("srun: error: Task launch for StepId=118.2 failed on node n2: Communication "
                     "connection failure"), NODE),
     (texts.launcher("srun: error: Task launch for StepId=6.1 failed on node n1: Protocol "

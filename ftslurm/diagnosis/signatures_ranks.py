@@ -45,8 +45,8 @@ _DAMAGE = (
 # Our own name for what the other ranks say of an end; first, because most ranks say it.
 OURS = [
     Signature("peer lost", r"\APeerLost\b", None, "ftslurm train/entry.py"),
-    Signature("misread", r"\AMisread\b", NODE, "ftslurm train/restore.py", 0.9),
-    Signature("misread elsewhere", r"\AMisreadElsewhere\b", None, "ftslurm train/restore.py"),
+    Signature("misread", r"\AMisreadError\b", NODE, "ftslurm train/restore.py", 0.9),
+    Signature("misread elsewhere", r"\AMisreadElsewhereError\b", None, "ftslurm train/restore.py"),
     Signature("loss watch", r"\ANumericError\b", NUMERIC, "ftslurm train/numeric.py", 0.99),
 ]
 

@@ -4,7 +4,7 @@ A step that any rank finds damaged is set aside for the next older one. What was
 quarantined only once an older step has been restored; when none can be, nothing is moved or deleted
 and the run does not start from step 0. A file system that fails says nothing about a step: all
 ranks end with StorageError, and the next attempt tries the same step again. Nor do bytes that are
-wrong on one node and right on rank 0's: that node is named (Misread), and the step stays.
+wrong on one node and right on rank 0's: that node is named (MisreadError), and the step stays.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class StorageError(RunError):
     """A file could not be read or moved now; that is no evidence against what it holds."""
 
 
-class Misread(StorageError):
+class MisreadError(StorageError):
     """This rank's node has read other bytes than rank 0's has, which are those that were saved."""
 
 
-class MisreadElsewhere(StorageError):
+class MisreadElsewhereError(StorageError):
     """Another rank's node has; that rank says so itself."""
 
 
@@ -171,7 +171,7 @@ class Restorer:
         if "mismatch" in verdict:
             raise StateMismatch(verdict["mismatch"])
         if "misread" in verdict:
-            kind = Misread if self._place.rank in verdict["ranks"] else MisreadElsewhere
+            kind = MisreadError if self._place.rank in verdict["ranks"] else MisreadElsewhereError
             raise kind(
                 f"step {offer['step']} was read wrongly ({verdict['misread']}), and rank 0 on "
                 f"{verdict['node']} finds these files whole; it was not rejected"

@@ -31,7 +31,7 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec
 from ftslurm.train.checkpointer import Checkpointer
 from ftslurm.train.distributed import Groups
-from ftslurm.train.restore import Misread, MisreadElsewhere, StorageError
+from ftslurm.train.restore import MisreadElsewhereError, MisreadError, StorageError
 from ftslurm.train.rng import seed_generators
 from ftslurm.train.save_facts import SaveFacts
 from ftslurm.train.state import TrainState
@@ -252,7 +252,7 @@ def what_one_rank_reads_not_or_wrongly_ends_all_and_rejects_nothing(folder: Path
         into[0] ^= 1
         return count
 
-    wrong = Misread if RANK == 2 else MisreadElsewhere
+    wrong = MisreadError if RANK == 2 else MisreadElsewhereError
     for broken, kind, said in ((stale, StorageError, "Stale"), (flipped, wrong, "digest")):
         reading.read_at = broken if RANK == 2 else read_at
         try:

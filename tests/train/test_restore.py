@@ -16,7 +16,7 @@ from ftslurm.checkpoint.reading import StepFile
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import CheckpointError
 from ftslurm.run.attempts import AdoptedStep
-from ftslurm.train.restore import Misread, Restorer, StorageError
+from ftslurm.train.restore import MisreadError, Restorer, StorageError
 
 pytestmark = pytest.mark.torch
 
@@ -201,7 +201,9 @@ def test_bytes_that_are_wrong_once_cost_no_step(
         return count
 
     monkeypatch.setattr(StepFile, "read_at", misread)
-    with pytest.raises(Misread, match="step 2 was read wrongly .rank 0 on .*does not have the dig"):
+    with pytest.raises(
+        MisreadError, match="step 2 was read wrongly .rank 0 on .*does not have the dig"
+    ):
         second.checkpointer.restore(known)
     assert second.steps() == [FIRST, SECOND]
     third = Trainer(tmp_path, seed=1, attempt=3)
