@@ -148,14 +148,8 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 def _write_atomic(path: Path, data: bytes, *, durable: bool) -> None:
     faults.point("write_file", name=path.name)
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(fd, "wb") as stream:
-            os.fchmod(stream.fileno(), 0o644)
-            stream.write(data)
-            stream.flush()
-            if durable:
-                os.fsync(stream.fileno())
+        _create(temporary, data, durable=durable)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -169,6 +163,10 @@ def write_new(path: Path, data: bytes) -> None:
     """Write a file of a folder that nobody looks into yet, which becomes durable and appears as a
     whole later. FileExistsError where there is one of that name."""
     faults.point("write_file", name=path.name)
+    _create(path, data, durable=False)
+
+
+def _create(path: Path, data: bytes, *, durable: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o644)
@@ -176,6 +174,8 @@ def write_new(path: Path, data: bytes) -> None:
         while left:
             # A disk that fills up takes a part, then says so.
             left = left[os.write(fd, left) :]
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
 

@@ -168,6 +168,15 @@ def skip_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
 
+def two_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    """A run directory with steps 10 and 20, quickly: nothing is made durable."""
+    skip_fsync(monkeypatch)
+    layout = make_layout(root)
+    for step in (10, 20):
+        make_step(layout, step)
+    return layout
+
+
 def damage(step: Path, name: str = "shard-00001-000.bin", position: int = 5) -> None:
     """Flip one bit of a file in a step."""
     data = bytearray((step / name).read_bytes())

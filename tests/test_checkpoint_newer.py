@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import make_layout, make_step, names, skip_fsync
+from checkpoints import names, two_steps
 
 from ftslurm.checkpoint import verification
 from ftslurm.checkpoint.digest import digest
@@ -18,11 +18,7 @@ from ftslurm.run.layout import RunLayout
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    skip_fsync(monkeypatch)
-    layout = make_layout(tmp_path / "run")
-    for step in (10, 20):
-        make_step(layout, step)
-    return layout
+    return two_steps(tmp_path / "run", monkeypatch)
 
 
 def rewrite(path: Path, **changes: object) -> bytes:

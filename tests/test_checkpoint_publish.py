@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from checkpoints import make_layout, make_step, make_unreadable, skip_fsync
+from checkpoints import make_step, make_unreadable, two_steps
 
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.run.layout import RunLayout
@@ -13,11 +13,7 @@ from ftslurm.run.layout import RunLayout
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    skip_fsync(monkeypatch)
-    layout = make_layout(tmp_path / "run")
-    for step in (10, 20):
-        make_step(layout, step)
-    return layout
+    return two_steps(tmp_path / "run", monkeypatch)
 
 
 def test_a_step_counts_also_when_the_hint_for_people_cannot_be_written(

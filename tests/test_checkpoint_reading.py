@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import damage, make_layout, make_step, make_unreadable, skip_fsync
+from checkpoints import damage, make_step, make_unreadable, two_steps
 
 from ftslurm import files
 from ftslurm.checkpoint.records import MANIFEST
@@ -25,11 +25,7 @@ PASSING = [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.ENOTCON
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    skip_fsync(monkeypatch)
-    layout = make_layout(tmp_path / "run")
-    for step in (10, 20):
-        make_step(layout, step)
-    return layout
+    return two_steps(tmp_path / "run", monkeypatch)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import damage, make_layout, make_step, skip_fsync, tree, write_ranks
+from checkpoints import damage, make_layout, make_step, tree, two_steps, write_ranks
 
 from ftslurm import cli
 from ftslurm.checkpoint.choose import Rejected
@@ -24,11 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    skip_fsync(monkeypatch)
-    layout = make_layout(tmp_path / "run")
-    for step in (10, 20):
-        make_step(layout, step)
-    return layout
+    return two_steps(tmp_path / "run", monkeypatch)
 
 
 def verify(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -31,6 +31,7 @@ from ftslurm.diagnosis.causes import (
 )
 from ftslurm.recovery.exclusion import are_enough
 from ftslurm.run.spec import RecoverySpec
+from ftslurm.run.wording import format_count
 
 if TYPE_CHECKING:
     from ftslurm.diagnosis.finding import Finding
@@ -98,10 +99,10 @@ def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpe
     counts = cause == UNKNOWN or (cause != CODE and finding.confidence >= SURE)
     if not stop and counts and allowed is not None and times > allowed:
         stop = (
-            f"{_failures(times)} of cause {cause} without a newly committed step, "
+            f"{format_count(times, 'failure')} of cause {cause} without a newly committed step, "
             f"recovery.budgets.{cause} is {allowed}"
         )
-    budget = f"{_failures(times)} of cause {cause}"
+    budget = f"{format_count(times, 'failure')} of cause {cause}"
     if allowed is not None:
         budget += f", recovery.budgets.{cause} is {allowed}"
     return CauseVerdict(
@@ -211,7 +212,8 @@ def _numeric(
         if past.failed and past.cause == NUMERIC and (past.step or 0) > (newest or 0)
     ]
     allowed = rules.budgets.get(NUMERIC, rules.max_failures)
-    budget = f"{_failures(len(before) + 1)} of cause numeric at this place, recovery.on_nan is "
+    failures = format_count(len(before) + 1, "failure")
+    budget = f"{failures} of cause numeric at this place, recovery.on_nan is "
     verdict = CauseVerdict(
         otherwise=_whence(begin, goes_back=goes_back),
         restore_before=newest if goes_back else None,
@@ -263,7 +265,3 @@ def _excluded(
     else:
         return ()
     return (node,) if are_enough(faults, rules.max_node_faults) else ()
-
-
-def _failures(times: int) -> str:
-    return "1 failure" if times == 1 else f"{times} failures"

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from ftslurm.recovery.actions import PAUSED
 from ftslurm.recovery.job_meant import has_stopped
 from ftslurm.run.attempts import Progress
+from ftslurm.run.wording import format_count
 from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState
 
 UNSEEN_S = {"local": 60.0, "slurm": 900.0}
@@ -75,10 +76,11 @@ class Ending:
 def ending(view: View) -> Optional[Ending]:
     """None while the run goes on or may go on."""
     count = len(view.attempts)
+    attempts = format_count(count, "attempt")
     if view.done:
         last = view.latest.progress if view.latest else None
         steps = f"{last.step} steps, " if last else ""
-        return Ending(True, count, f"finished: {steps}{_attempts(count)}")
+        return Ending(True, count, f"finished: {steps}{attempts}")
     decision = view.latest.decision if view.latest else None
     stopped = view.has_stopped
     if view.job.is_held and view.action == PAUSED:
@@ -87,9 +89,7 @@ def ending(view: View) -> Optional[Ending]:
     # --requeue=expedite may be held in place of failed.
     if view.job.is_ended or (stopped and (view.job.is_held or not view.job.is_known)):
         why = f": {decision['reason']}" if decision and stopped else ", see submit/ and attempts/"
-        return Ending(
-            False, count, f"did not finish (job {view.job.word}, {_attempts(count)}){why}"
-        )
+        return Ending(False, count, f"did not finish (job {view.job.word}, {attempts}){why}")
     if view.job.is_held:
         return Ending(
             False,
@@ -144,7 +144,3 @@ class Belief:
             return None
         self.bad_end = end or self.bad_end
         return self.bad_end if now - self.bad_since >= self.patience_s(view) else None
-
-
-def _attempts(count: int) -> str:
-    return "1 attempt" if count == 1 else f"{count} attempts"

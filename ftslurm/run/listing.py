@@ -14,10 +14,10 @@ from typing import Any, Optional
 from ftslurm.errors import FtslurmError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.neighbours import newest_folders
-from ftslurm.run.span import format_span
 from ftslurm.run.story import RunStory, read_story
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import read_tasks
+from ftslurm.run.wording import format_count, format_span
 
 MOST = 20
 _LONGEST_REASON = 60
@@ -100,10 +100,10 @@ def render_list(runs_dir: Path, listed: Sequence[Listed], *, now: float) -> str:
 
 def _where(one: Listed) -> str:
     if one.kind == "sweep":
-        return "" if one.tasks is None else f"{one.tasks} task{'' if one.tasks == 1 else 's'}"
+        return "" if one.tasks is None else format_count(one.tasks, "task")
     if one.attempts is None:
         return ""
-    attempts = f"{one.attempts} attempt{'' if one.attempts == 1 else 's'}"
+    attempts = format_count(one.attempts, "attempt")
     if one.steps is None:
         return attempts
     kept = "" if one.committed_step is None else f", {one.committed_step} committed"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Optional
 from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.span import format_span
 from ftslurm.run.story import RunStory, read_story
 from ftslurm.run.sweep_layout import RUNS, SweepLayout, find_sweep, place_of_run
 from ftslurm.run.timeline import ASKED, LAST_WORD, Timeline
+from ftslurm.run.wording import format_count, format_span
 
 if TYPE_CHECKING:
     from ftslurm.operate.held import Held
@@ -324,8 +324,7 @@ def _asked(attempt: AttemptStory) -> str:
 
 
 def _attempts(story: RunStory) -> str:
-    count = len(story.attempts)
-    return f"{count} attempt{'' if count == 1 else 's'}"
+    return format_count(len(story.attempts), "attempt")
 
 
 def _attempt_name(attempt: AttemptStory) -> str:

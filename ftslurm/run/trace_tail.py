@@ -39,7 +39,8 @@ def first_row(path: Path) -> Optional[dict[str, Any]]:
 
 
 def rows_between(path: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
-    """Of steps `first` to `last`, both included."""
+    """Of steps `first` to `last`, both included. The first is found by bisection: the rows of one
+    attempt are in the order of their steps."""
     try:
         with path.open("rb") as stream:
             # What cannot be told is taken to lie behind: at worst, more is read and passed over.
@@ -60,25 +61,9 @@ def rows_between(path: Path, first: int, last: int) -> Iterator[dict[str, Any]]:
 
 
 def tokens_at(path: Path, step: int) -> Optional[int]:
-    """Tokens that the run had consumed when `step` was applied; None: the file has no such row.
-
-    Found by bisection: the rows of one attempt are in the order of their steps.
-    """
-    try:
-        with path.open("rb") as stream:
-            low, high = 0, stream.seek(0, os.SEEK_END)
-            while low < high:
-                middle = (low + high) // 2
-                row = _row_from(stream, middle)
-                if row is None or row["step"] > step:
-                    high = middle
-                elif row["step"] < step:
-                    low = middle + 1
-                else:
-                    return int(row["tokens"])
-    except (FileNotFoundError, KeyError):
-        return None
-    return None
+    """Tokens that the run had consumed when `step` was applied; None: the file has no such row."""
+    row = next(rows_between(path, step, step), {})
+    return int(row["tokens"]) if "tokens" in row else None
 
 
 def _row_from(stream: IO[bytes], offset: int) -> Optional[dict[str, Any]]:

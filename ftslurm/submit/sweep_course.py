@@ -17,6 +17,7 @@ from ftslurm.errors import RunError, UsageError
 from ftslurm.run.spec import RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.value import read_value
+from ftslurm.run.wording import format_count
 from ftslurm.scheduler import open_scheduler
 from ftslurm.submit.place import site_of
 
@@ -119,7 +120,7 @@ class Course:
     def _tell(self, layout: SweepLayout, outcome: Outcome, number: int) -> None:
         from ftslurm.scheduler.arrays import reasons
 
-        count = "1 task" if number == 1 else f"{number} tasks"
+        count = format_count(number, "task")
         left, refused = len(outcome.left), len(outcome.refused)
         if left or refused:
             self._say(f"sweep {layout.sweep_id}: of {count} {len(outcome.taken)} are queued")

@@ -1,4 +1,4 @@
-"""A span of time in words: one number and a unit, for a person at a glance."""
+"""A span of time or a count in words, for a person at a glance."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def format_span(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 3 * 86400 else f"{seconds / 86400:.1f} days"
+
+
+def format_count(count: int, what: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
