@@ -112,6 +112,14 @@ class Node:
         return rank.returncode, out, err
 
     def end(self):
+        if self.standby is not None and self.standby.poll() is None:
+            # Stopped, it forks no more. What its ranks have started dies with none of the others,
+            # and holds their streams.
+            self.standby.send_signal(signal.SIGSTOP)
+            pid = self.standby.pid
+            for rank in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(int(rank), signal.SIGKILL)
         for process in self.started:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
