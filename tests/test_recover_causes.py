@@ -61,7 +61,7 @@ def test_a_classification_that_fails_or_is_slow_leaves_it_to_the_old_rules(
     monkeypatch.setattr("ftslurm.diagnosis.find.MARGIN_S", 0.1)
     begun = time.monotonic()
     decision = decide(layout)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert (decision.action, decision.cause, decision.confidence) == ("restart", "failed", None)
     assert "rank 1 on n1 failed first" in decision.reason
     assert {"raises": "ZeroDivisionError: of its own", "hangs": "longer than"}[broken] in (

@@ -135,10 +135,10 @@ def test_a_claim_notes_slurms_own_number_of_an_array_task(layout, monkeypatch):
 def test_a_folder_that_does_not_answer_holds_up_no_claim(layout, monkeypatch, capsys):
     begin(layout)
     monkeypatch.setattr(ask_nodes.RootsWords.wait, "__defaults__", (0.1,))
-    monkeypatch.setattr(ask_nodes, "words_of_root", lambda *_: time.sleep(5))
+    monkeypatch.setattr(ask_nodes, "words_of_root", lambda *_: time.sleep(30))
     begun = time.monotonic()
     remember_roots_word(job_of(layout))
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
     assert "`/verdicts` does not answer" in capsys.readouterr().err
 
 
@@ -149,13 +149,13 @@ def test_nor_does_it_cost_the_diagnosis(layout, monkeypatch):
     begun = time.monotonic()
     finding, why_none = find(layout, 1, scheduler=None, rc=1, deadline_s=1.0)
     assert (finding.cause, why_none) == ("code", "")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 19
 
 
 def test_what_has_come_by_the_deadline_is_classified_though_one_source_hangs(layout, monkeypatch):
     rank_error(begin(layout), 3, 5.0, "no such key", kind="KeyError", node="n2")
     monkeypatch.setattr("ftslurm.diagnosis.clues.of_logs", lambda found: time.sleep(30))
     monkeypatch.setattr("ftslurm.diagnosis.find.MARGIN_S", 0.2)
-    monkeypatch.setattr("ftslurm.diagnosis.find.DEADLINE_S", 1.0)
+    monkeypatch.setattr("ftslurm.diagnosis.find.DEADLINE_S", 3.0)
     decision = decide(layout)
     assert (decision.cause, decision.blamed.rank) == ("code", 3), decision.reason

@@ -47,6 +47,20 @@ def test_the_time_of_a_line_is_read_where_it_has_one():
     assert time_in("9999-99-99 99:99:99", year_of=NOW) is None
 
 
+def test_a_line_without_a_year_is_of_the_year_before_where_its_log_ends_in_the_next():
+    ended = time.mktime((2027, 1, 1, 0, 5, 0, 0, 0, -1))
+    written = time.mktime((2026, 12, 31, 23, 58, 0, 0, 0, -1))
+    assert time_in("E1231 23:58:00.500000 x.cpp:1] x", year_of=ended) == written + 0.5
+    assert time_in("E0101 00:05:01 x.cpp:1] x", year_of=ended) == ended + 1
+
+
+def test_a_line_of_the_29th_of_february_is_none_of_the_exception_above_it(tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"{TRACEBACK}KeyError: 'x'\nI0229 13:47:08.5 x.cpp:1] going on\n")
+    clues = log_clues(read_tail(log, 1 << 20), rank=0, node="n1", file=str(log))
+    assert [clue.text for clue in clues] == ["KeyError: 'x'"]
+
+
 def test_of_many_telling_lines_the_first_and_the_last_are_kept(tmp_path):
     log = tmp_path / "rank-0.log"
     log.write_text("".join(f"OSError: [Errno 5] number {n}\n" for n in range(5000)))

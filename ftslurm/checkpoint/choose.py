@@ -9,7 +9,8 @@ same number with another digest, comes from a trajectory that was given up.
 
 Fence: POSIX has no compare-and-swap, so a writer of an attempt that was thought dead may still
 publish. Claiming attempt N records the steps it adopts; a step of an older attempt outside that
-set came later and is rejected, whatever its digests.
+set came later and is rejected, whatever its digests. A step whose COMMITTED the claim could not
+read is adopted by its name, as one of the attempt before: the claim's node may be what is sick.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Rejected:
     step: int
     path: Path
     reason: str
+    is_damage: bool = True
+    """False: whole, and of a history that is not the run's."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,10 @@ class Fence:
         """Whether a step that `attempt` published is of the history this attempt builds on."""
         if self.adopted is None or attempt in (0, self.attempt):
             return True
-        return any((a.step, a.digest) == (step, committed_digest) for a in self.adopted)
+        return any(
+            a.step == step and (a.digest == committed_digest if a.digest else a.by == attempt)
+            for a in self.adopted
+        )
 
     def problem(self, manifest: Manifest, committed_digest: Optional[str]) -> Optional[str]:
         """Why a verified step must not be restored; None when it may.
@@ -94,7 +100,7 @@ def decide(candidates: Iterable[tuple[int, Path, Verification]], fence: Fence) -
         if manifest is not None and not verification.misplaced:
             stray = fence.problem(manifest, identity) or _off_lineage(manifest, identity, head)
             if stray is not None:
-                rejected.append(Rejected(step, path, stray))
+                rejected.append(Rejected(step, path, stray, is_damage=False))
                 continue
             if verification.ok:
                 return Choice(path, manifest, rejected, identity)

@@ -47,7 +47,9 @@ def stray(
     if heads.manifest is None or heads.misplaced:
         return None
     reason = fence.problem(heads.manifest, heads.committed_digest)
-    return None if reason is None else Rejected(heads.manifest.step, path, reason)
+    if reason is None:
+        return None
+    return Rejected(heads.manifest.step, path, reason, is_damage=False)
 
 
 def _claimed(layout: RunLayout, number: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional
 
 from ftslurm.diagnosis.causes import (
@@ -30,6 +30,7 @@ from ftslurm.diagnosis.causes import (
     UNKNOWN,
 )
 from ftslurm.diagnosis.finding import OWNER, Clue, Facts, Finding
+from ftslurm.diagnosis.reading import Reading, without_lost_programs
 from ftslurm.diagnosis.signatures import (
     ACCOUNTING,
     AGENT,
@@ -68,11 +69,12 @@ from ftslurm.diagnosis.signatures_system import (
     KERNEL_LINES,
     NODE_STATES,
     SLURM_LINES,
+    STEPD_LINES,
 )
 
 TABLE: Table = {
     RANK_ERROR: [*OURS, *NAMED, *DEATHS, *ECHOES, *MEETING, *TYPES, *ANY],
-    LOG: [*OURS, *SLURM_LINES, *NAMED, *DEATHS, *ECHOES, *MEETING, *TYPES, *ANY_IN_LOG],
+    LOG: [*OURS, *STEPD_LINES, *NAMED, *DEATHS, *ECHOES, *MEETING, *TYPES, *ANY_IN_LOG],
     LAUNCHER: [*SLURM_LINES, *EXITS],
     ACCOUNTING: ACCOUNT,
     NODE_STATE: NODE_STATES,
@@ -92,46 +94,11 @@ _GPU_ADDRESS = re.compile(r"\b((?:[0-9a-fA-F]{4}|[0-9a-fA-F]{8}):[0-9a-fA-F]{2}:
 _JOB = re.compile(r"\bjob_(\d+)\b")
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """A clue and the row that it was read by."""
-
-    clue: Clue
-    row: Signature
-    trust: int
-    place: int
-    """Of the row in its table."""
-    node: Optional[str]
-    rank: Optional[int]
-    told: str = ""
-    """What is to be said of a sick node."""
-    fault: str = ""
-    """By which a GPU names a fault of the program."""
-
-    @property
-    def is_echo(self) -> bool:
-        return self.row.cause is None
-
-    @property
-    def code(self) -> str:
-        """Of what speaks against its node's health; empty: nothing does."""
-        is_of_health = self.row.is_sick and self.clue.kind in (HEALTH, NODE_STATE)
-        return self.told.partition(" ")[0].replace("ftslurm:", "") if is_of_health else ""
-
-    @property
-    def order(self) -> tuple[float, ...]:
-        at = math.inf if self.clue.at is None else self.clue.at
-        line = self.clue.line or 0
-        rank = math.inf if self.rank is None else self.rank
-        if self.clue.kind == LAUNCHER:  # srun prints ends in the order in which it hears of them
-            return (self.trust, at, line, self.place, rank)
-        return (self.trust, at, self.place, rank, line)
-
-
 def classify(clues: Sequence[Clue], facts: Facts) -> Finding:
     """The cause of an attempt's end; `unknown` when nothing names one."""
     readings = [*_from_facts(facts), *filter(None, (_read(clue) for clue in clues))]
-    readings, doubt = _weighed(_without_wrong_ranks(readings), facts)
+    readings = without_lost_programs(_without_wrong_ranks(readings))
+    readings, doubt = _weighed(readings, facts)
     roots = _roots(readings, facts)
     finding = _finding(readings, roots, facts) if roots else _nothing(readings, facts)
     sick = {one.node: one.told for one in reversed(readings) if one.row.is_sick and one.node}
@@ -144,12 +111,14 @@ def is_telling(kind: str, text: str) -> bool:
     return look_up(TABLE[kind], text) is not None
 
 
-def _read(clue: Clue) -> Optional[_Reading]:
+def _read(clue: Clue) -> Optional[Reading]:
     found = look_up(TABLE[clue.kind], clue.text, clue.context)
     if found is None:
         return None
     row, match = found
     trust = row.trust_in(clue.kind, ends_traceback=bool(clue.context))
+    if clue.is_past and trust > HARDWARE:
+        trust = max(trust, WEAK)
     groups = match.groupdict()
     named = groups.get("rank")
     node, rank = groups.get("node"), int(named) if named is not None else None
@@ -163,21 +132,21 @@ def _read(clue: Clue) -> Optional[_Reading]:
         node = node or clue.node
         rank = clue.rank if rank is None else rank
     told, fault = groups.get("told") or "", f"XID{groups['xid']}" if groups.get("xid") else ""
-    return _Reading(clue, row, trust, TABLE[clue.kind].index(row), node, rank, told, fault)
+    return Reading(clue, row, trust, TABLE[clue.kind].index(row), node, rank, told, fault)
 
 
-def _without_wrong_ranks(readings: Sequence[_Reading]) -> list[_Reading]:
+def _without_wrong_ranks(readings: Sequence[Reading]) -> list[Reading]:
     """In a step with a kill, srun calls whichever task of a node ends first `Out Of Memory` (seen):
     a rank that has left a word of its own was not the one that was killed."""
     spoke = {item.rank for item in readings if item.clue.kind == RANK_ERROR}
 
-    def is_wrong(item: _Reading) -> bool:
+    def is_wrong(item: Reading) -> bool:
         return item.row.cause == OOM_HOST and item.clue.kind == LAUNCHER and item.rank in spoke
 
     return [replace(item, rank=None) if is_wrong(item) else item for item in readings]
 
 
-def _weighed(readings: Sequence[_Reading], facts: Facts) -> tuple[list[_Reading], str]:
+def _weighed(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], str]:
     """With what nodes say of their health as much as it is worth: (readings, what is doubted)."""
     codes = [(item.code, item.node) for item in readings if item.code and item.node]
     if not codes:
@@ -189,7 +158,7 @@ def _weighed(readings: Sequence[_Reading], facts: Facts) -> tuple[list[_Reading]
     errors = [item.clue.at for item in readings if item.clue.kind == RANK_ERROR and item.clue.at]
     old = min(errors, default=0.0) - _LONG_BEFORE_S
 
-    def weighed(item: _Reading) -> _Reading:
+    def weighed(item: Reading) -> Reading:
         if item.code in alarms:
             row = replace(item.row, is_sick=False, confidence=_DOUBTFUL)
             return replace(item, row=row, trust=WEAK, node=None)
@@ -201,7 +170,7 @@ def _weighed(readings: Sequence[_Reading], facts: Facts) -> tuple[list[_Reading]
     return [weighed(item) for item in readings], told
 
 
-def _from_facts(facts: Facts) -> list[_Reading]:
+def _from_facts(facts: Facts) -> list[Reading]:
     """What was asked of Slurm as a question of its own."""
     said: list[tuple[str, str]] = []
     if facts.cancelled_by == OWNER:
@@ -211,7 +180,7 @@ def _from_facts(facts: Facts) -> list[_Reading]:
     if facts.preempted:
         said.append((PREEMPTED, "the job was preempted (PreemptTime is set)"))
     return [
-        _Reading(
+        Reading(
             Clue(ACCOUNTING, text),
             Signature(text, "", cause, "squeue", 0.95),
             STATE,
@@ -223,12 +192,12 @@ def _from_facts(facts: Facts) -> list[_Reading]:
     ]
 
 
-def _roots(readings: Sequence[_Reading], facts: Facts) -> list[_Reading]:
+def _roots(readings: Sequence[Reading], facts: Facts) -> list[Reading]:
     """Readings that may be what came first, best first."""
     spoke = {
         reading.rank
         for reading in readings
-        if reading.clue.kind == RANK_ERROR and not reading.is_echo
+        if reading.clue.kind == RANK_ERROR and not reading.is_echo and not reading.is_of_launcher
     }
     found_at = min(
         (reading.clue.at for reading in readings
@@ -246,18 +215,18 @@ def _roots(readings: Sequence[_Reading], facts: Facts) -> list[_Reading]:
     return sorted(kept, key=lambda reading: reading.order)
 
 
-def _is_repeated(reading: _Reading, spoke: set[Optional[int]]) -> bool:
+def _is_repeated(reading: Reading, spoke: set[Optional[int]]) -> bool:
     """The log of a rank whose own record names a cause: the record is the better account."""
     return reading.clue.kind == LOG and reading.trust >= HARDWARE and reading.rank in spoke
 
 
-def _is_after(reading: _Reading, found_at: float) -> bool:
+def _is_after(reading: Reading, found_at: float) -> bool:
     """A rank's exception once the agents had begun to end the ranks for what they found."""
     at = reading.clue.at
     return HARDWARE < reading.trust <= UNCLEAR and at is not None and at > found_at
 
 
-def _is_of_another_job(reading: _Reading, facts: Facts) -> bool:
+def _is_of_another_job(reading: Reading, facts: Facts) -> bool:
     """The kernel speaks of all jobs of a node."""
     if reading.clue.kind != KERNEL or facts.job_id is None:
         return False
@@ -265,7 +234,7 @@ def _is_of_another_job(reading: _Reading, facts: Facts) -> bool:
     return bool(jobs) and facts.job_id.partition("_")[0] not in jobs
 
 
-def _finding(readings: Sequence[_Reading], roots: Sequence[_Reading], facts: Facts) -> Finding:
+def _finding(readings: Sequence[Reading], roots: Sequence[Reading], facts: Facts) -> Finding:
     root = roots[0]
     cause = root.row.cause or UNKNOWN
     if cause == UNKNOWN and root.clue.kind == LAUNCHER:
@@ -289,7 +258,7 @@ def _finding(readings: Sequence[_Reading], roots: Sequence[_Reading], facts: Fac
     )
 
 
-def _blamed_node(cause: str, same: Sequence[_Reading], facts: Facts) -> Optional[str]:
+def _blamed_node(cause: str, same: Sequence[Reading], facts: Facts) -> Optional[str]:
     if cause in _NODE_IS_TOLD:
         return next(filter(None, (_node(item, facts) for item in same)), None)
     if cause not in _NODE_BY_KERNEL:
@@ -299,19 +268,19 @@ def _blamed_node(cause: str, same: Sequence[_Reading], facts: Facts) -> Optional
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _is_of_one_node(same: Sequence[_Reading], facts: Facts) -> bool:
+def _is_of_one_node(same: Sequence[Reading], facts: Facts) -> bool:
     by_ranks = [item for item in same if item.clue.kind in (RANK_ERROR, LOG)] or same
     told = {item.clue.node or _node(item, facts) for item in by_ranks}
     return len(set(facts.nodes.values())) > 1 and len(told) == 1 and None not in told
 
 
-def _node(reading: _Reading, facts: Facts) -> Optional[str]:
+def _node(reading: Reading, facts: Facts) -> Optional[str]:
     if reading.node is None and reading.rank is not None:
         return facts.nodes.get(reading.rank)
     return reading.node
 
 
-def _first_end(root: _Reading, readings: Sequence[_Reading], roots: Sequence[_Reading]) -> _Reading:
+def _first_end(root: Reading, readings: Sequence[Reading], roots: Sequence[Reading]) -> Reading:
     """The rank that ended first, of those that did not only lose another one: srun KILLs what
     outlives its TERM, and a peer may be heard to end before the one that was killed."""
     echoing = {item.rank for item in readings if item.is_echo and item.clue.kind == RANK_ERROR}
@@ -332,7 +301,7 @@ def _gpu(text: str) -> Optional[str]:
     return found[1].lower()[-10:] if found else None
 
 
-def _confidence(root: _Reading, roots: Sequence[_Reading], facts: Facts) -> float:
+def _confidence(root: Reading, roots: Sequence[Reading], facts: Facts) -> float:
     confidence = root.row.confidence
     if root.row.cause == CODE and root.clue.kind == RANK_ERROR and not facts.step:
         confidence += 0.05
@@ -345,7 +314,7 @@ def _confidence(root: _Reading, roots: Sequence[_Reading], facts: Facts) -> floa
     return round(min(0.99, max(0.05, confidence)), 2)
 
 
-def _sentence(cause: str, root: _Reading, facts: Facts) -> str:
+def _sentence(cause: str, root: Reading, facts: Facts) -> str:
     text = " ".join(root.clue.text.split())[:_SENTENCE_CHARACTERS]
     who = ""
     if root.rank is not None:
@@ -360,7 +329,7 @@ def _sentence(cause: str, root: _Reading, facts: Facts) -> str:
     return f"{cause}, {MEANING[cause]}:{said}"
 
 
-def _nothing(readings: Sequence[_Reading], facts: Facts) -> Finding:
+def _nothing(readings: Sequence[Reading], facts: Facts) -> Finding:
     """Only echoes, or not a word."""
     echoes = [reading for reading in readings if reading.is_echo]
     heard = {reading.rank for reading in echoes if reading.rank is not None}

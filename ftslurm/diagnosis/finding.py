@@ -31,6 +31,8 @@ class Clue:
     """The traceback that `text` ends, if it ends one."""
     step: Optional[int] = None
     """Of a rank's own record: steps it had trained."""
+    is_past: bool = False
+    """Of a log: the program has gone on writing since, so this was no end."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,10 @@ _ADVICE = (
     "try to", "please try", "please check", "please make sure", "please raise", "please refer",
     "please see", "see documentation", "if reserved but unallocated", "hint:", "may indicate",
     "can be a sign of", "you can set", "you can increase", "increase the timeout",
+    # It has not given up.
+    "retrying", "retry loop", "will retry", "will be retried", "trying again",
 )  # fmt: skip
+_GAVE_UP = re.compile(r"\b(after|up|stopped) retrying")
 _SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n")
 _LAST_ERROR = re.compile(r"Last error:\s*(.+)", re.DOTALL)
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)+")
@@ -112,6 +115,8 @@ def look_up(
 ) -> Optional[tuple[Signature, re.Match[str]]]:
     """The first row that fits what is left of `text` without advice."""
     words = without_advice(text)
+    if context and not words.strip():
+        words = text.partition(":")[0]  # whatever it advises, it has been raised
     # NCCL's own summary says little, its `Last error:` names what failed.
     last = _LAST_ERROR.search(words)
     for part in (last[1], words) if last else (words,):
@@ -133,7 +138,7 @@ def without_advice(text: str) -> str:
 
 
 def _is_advice(text: str) -> bool:
-    text = text.lower()
+    text = _GAVE_UP.sub("", text.lower())
     return any(words in text for words in _ADVICE)
 
 

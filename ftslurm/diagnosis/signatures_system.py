@@ -6,6 +6,8 @@ document that the text is from.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ftslurm.diagnosis.causes import (
     CANCELLED_ADMIN,
     CANCELLED_USER,
@@ -47,8 +49,8 @@ SLURM_LINES = [
     Signature("time limit", r"DUE TO TIME ?LIMIT", TIME_LIMIT, _STEPD, 0.97, trust=STEPD),
     Signature(
         "out of memory",
-        r"(?i)Detected \d+ oom[-_]kill event|oom-kill event\(s\)|killed by the cgroup "
-        r"out-of-memory handler|: Out Of Memory\s*$|exceeded (job |step )?memory limit",
+        r"(?i:Detected \d+ oom[-_]kill event|oom-kill event\(s\)|killed by the cgroup "
+        r"out-of-memory handler|: Out Of Memory\s*$|exceeded (job |step )?memory limit)",
         OOM_HOST,
         "Slurm task_cgroup_memory.c, srun launch.c",
         0.95,
@@ -110,6 +112,13 @@ SLURM_LINES = [
         0.4,
         trust=WEAK,
     ),
+]
+
+# slurmstepd writes into the log of its node's first rank, behind what stands there without an end
+# of line (a progress bar); what the program has printed of a job's end is no word of Slurm's.
+_BY_STEPD = r"(\bslurmstepd[\w.-]*: |\[\d{4}-\d\d-\d\dT[\d:.]+\] error: )"
+STEPD_LINES = [
+    replace(row, pattern=f"{_BY_STEPD}[^\n]{{0,200}}?(?:{row.pattern})") for row in SLURM_LINES
 ]
 
 EXITS = [

@@ -29,17 +29,30 @@ CONTEXT_CHARACTERS = 8000
 _MESSAGE_LINES = 8
 """Of an exception whose message goes on: NCCL's last error is some lines below its type."""
 
+_GONE_ON_LINES = 30
+"""Of a program's own behind a telling one: what ends a process leaves fewer."""
+
 _RANK_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?)+")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z)?")
 _GLOG = re.compile(r"\[?[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?")
+# What an end itself leaves behind it: stacks, and words of those who see to the other processes.
+_OF_AN_END = re.compile(
+    r"\s|\[rank\d+\]|frame #|Thread 0x|.*\bNCCL (INFO|WARN)\b|.*torch/distributed/|"
+    r".*ProcessGroup|wandb: |.*[Kk]illing subprocess|.*\bclosing signal\b|[-=*#~_]+$|"
+    # glibc's and Open MPI's stacks, and the memory map below them
+    r"/\S+\(|[0-9a-f]{6,16}-[0-9a-f]{6,16} |\[[\w.-]+:\d+\]|\*\*\*|PC: @|#\d+ |"
+    # tables of what the memory holds, c10's warnings, a tracker's summary
+    r"\|[ =-]|\[[WE]\d* |COMET "
+)
 # Cheap, and true of every line that a row of the table knows: most lines are none.
 _PERHAPS = re.compile(
     r"(?i)err|exception|fail|fault|kill|memory|abort|time[d ]?.?out|watchdog|nan\b|\binf\b|"
     r"finite|corrupt|truncat|lost|reset|closed|broken|stale|space|quota|denied|cancel|signal|"
     r"ecc\b|nccl|net/ib|mismatch|evict|transport|peer|spike|"
-    r"zip|crc|eof|unpickl|invalid load|checksum|digest|free\(|malloc\(|refused|"
+    r"alloc|terminate called|zip|crc|eof|"
+    r"unpickl|invalid load|checksum|digest|free\(|malloc\(|refused|"
     r"unreachable|no route|already in use|rendezvous"
 )
 
@@ -75,15 +88,32 @@ def read_tail(path: Path, most_bytes: int) -> Optional[Tail]:
 def log_clues(tail: Tail, *, rank: Optional[int], node: Optional[str], file: str) -> list[Clue]:
     """The telling lines of a rank's log, in order. A line without a time of its own is as old as
     the log: no younger than that, at least."""
+    pieces = _some(list(_pieces(tail.lines)), MOST_LOOKED_AT)
+    telling = [piece for piece in pieces if piece[2] or is_telling(LOG, piece[1])]
+    past = _last_past(tail.lines, telling)
     clues = []
-    for index, text, context in _some(list(_pieces(tail.lines)), MOST_LOOKED_AT):
-        if not (context or is_telling(LOG, text)):
-            continue
+    for index, text, context in telling:
         stamp = time_in(text, year_of=tail.written_at)
         line = None if tail.first is None else tail.first + index
         at = tail.written_at if stamp is None else stamp
-        clues.append(Clue(LOG, text, at, rank, node, file, line, context))
+        is_past = index <= past
+        clues.append(Clue(LOG, text, at, rank, node, file, line, context, is_past=is_past))
     return _some(clues, MOST_CLUES)
+
+
+def _last_past(lines: Sequence[str], telling: Sequence[tuple[int, str, str]]) -> int:
+    """Index of the last line behind which the program has gone on; -1: there is none."""
+    told: set[int] = set()
+    for index, text, context in telling:
+        begin = index - context.count("\n")
+        told.update(range(begin, index + text.count("\n") + 1))
+    left = _GONE_ON_LINES
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        left -= bool(line) and index not in told and not _OF_AN_END.match(line)
+        if not left:
+            return index
+    return -1
 
 
 def _some(items: list[_Item], most: int) -> list[_Item]:
@@ -124,27 +154,36 @@ def _message(lines: Sequence[str], start: int) -> list[str]:
     kept = [_RANK_PREFIX.sub("", lines[start])]
     for line in lines[start + 1 : start + _MESSAGE_LINES]:
         text = _RANK_PREFIX.sub("", line)
-        if not text.strip() or _TRACEBACK.match(text) or time_in(text, year_of=0) is not None:
+        if not text.strip() or _TRACEBACK.match(text) or _is_stamped(text):
             break
         kept.append(text)
     return kept
 
 
+def _is_stamped(text: str) -> bool:
+    return bool(_ISO.search(text[:160]) or _GLOG.search(text[:160]))
+
+
 def time_in(text: str, *, year_of: float) -> Optional[float]:
-    """UTC seconds written at the beginning of a line, ISO or glog's (which has no year)."""
-    head = text[:160]
-    found = _ISO.search(head)
+    """UTC seconds written at the beginning of a line, ISO or glog's. That has no year: it is of the
+    year of `year_of`, or of the one before where it would lie ahead of it by more than a day."""
+    found = _ISO.search(text[:160])
     if found is not None:
-        stamp, fraction, zulu = found[1].replace("T", " "), found[2], found[3]
-    else:
-        found = _GLOG.search(head)
-        if found is None:
-            return None
-        year = time.localtime(year_of).tm_year
-        stamp, fraction, zulu = f"{year}-{found[1]}-{found[2]} {found[3]}", found[4], None
+        return _seconds(found[1].replace("T", " "), found[2], is_utc=bool(found[3]))
+    found = _GLOG.search(text[:160])
+    if found is None:
+        return None
+    year, day = time.localtime(year_of).tm_year, f"{found[1]}-{found[2]} {found[3]}"
+    at = _seconds(f"{year}-{day}", found[4])
+    if at is not None and at > year_of + 86400:
+        at = _seconds(f"{year - 1}-{day}", found[4])
+    return at
+
+
+def _seconds(stamp: str, fraction: Optional[str], *, is_utc: bool = False) -> Optional[float]:
     try:
         parsed = time.strptime(stamp, "%Y-%m-%d %H:%M:%S")
     except ValueError:
         return None
-    seconds = calendar.timegm(parsed) if zulu else time.mktime(parsed)
+    seconds = calendar.timegm(parsed) if is_utc else time.mktime(parsed)
     return seconds + (float(f"0.{fraction}") if fraction else 0.0)

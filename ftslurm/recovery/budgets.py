@@ -64,6 +64,7 @@ _PASSING = frozenset({NETWORK_TRANSIENT, STORAGE})
 _TWICE_IS_THE_NODE = frozenset({HANG, NETWORK_TRANSIENT, STORAGE, *NODE_FAULTS})
 # A program that fails alike at one place fails there for ever.
 _REPEATABLE = frozenset({CODE, DATA, CHECKPOINT, UNKNOWN})
+_SURE_TO_REPEAT = frozenset({CODE, DATA, CHECKPOINT, OOM_GPU})
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpe
         stop = _comes_again(history, evidence, rules, finding)
     elif cause in (OOM_GPU, OOM_HOST) and _never_trained(history, evidence):
         stop = f"{cause} before the run's first step, so the next attempt would end there as well"
+    if not stop and evidence.is_program and cause in _SURE_TO_REPEAT:
+        stop = _ends_alike(history, evidence, rules)
     # Of what is only guessed, the failures of all causes together are counted.
     counts = cause == UNKNOWN or (cause != CODE and finding.confidence >= SURE)
     if not stop and counts and allowed is not None and times > allowed:
@@ -175,6 +178,23 @@ def _comes_again(
     if not same or len(same) < rules.budgets.get(finding.cause, 1):
         return ""
     return f"the same error came at the same step, {step or 0}, as in attempt {same[-1]}"
+
+
+def _ends_alike(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> str:
+    """Of a program no steps are known, and one that writes into RUN/resume as it starts seems to
+    get on each time: many ends alike in a row are one fault, whatever has changed there."""
+    signature, _ = identity(evidence)
+    count = 1
+    for past in reversed(history):
+        if past.ended_run or (past.failed and past.signature != signature):
+            break
+        count += past.failed
+    if signature is None or count <= 2 * max(1, rules.max_failures):
+        return ""
+    return (
+        f"the same error has ended {count} attempts in a row, so what the program changes in "
+        "RUN/resume is not taken for progress any more"
+    )
 
 
 def _named_again(

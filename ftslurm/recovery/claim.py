@@ -19,14 +19,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from ftslurm.checkpoint.published import published_steps
+from ftslurm.checkpoint.published import published_steps, step_folders
 from ftslurm.checkpoint.sight import await_newest
 from ftslurm.errors import EXIT_OK, FtslurmError, RunError, SchedulerError, warn
-from ftslurm.files import best_effort, is_listed
+from ftslurm.files import Patience, best_effort, is_listed
 from ftslurm.run.attempts import (
     AdoptedStep,
     Attempt,
@@ -35,7 +35,7 @@ from ftslurm.run.attempts import (
     claimed_numbers,
     read_attempt,
 )
-from ftslurm.run.layout import RunLayout
+from ftslurm.run.layout import RunLayout, parse_step_name
 from ftslurm.run.record import RESUBMIT, read_record
 from ftslurm.run.spec import ClusterSpec
 from ftslurm.run.trust import require_own
@@ -250,15 +250,39 @@ def _unfenced(layout: RunLayout) -> list[AdoptedStep]:
     claimed = claimed_numbers(layout)
     if not claimed:
         return steps
-    newest = read_attempt(layout, claimed[-1])
-    if set(steps) <= set(newest.adopted):
-        return steps
+    newest, folders = read_attempt(layout, claimed[-1]), step_folders(layout)
+    there = {parse_step_name(path.name) for path in folders}
+    left = [one for one in newest.adopted if one.step in there]
+    if len(left) == len(folders) and set(steps) <= set(left):
+        return left
     # Late: a claim without new steps answers in under 100 ms.
     from ftslurm.checkpoint.store import CheckpointStore
 
     fenced = CheckpointStore(layout).fence(newest.number, newest.adopted)
     strays = {stray.step for stray in fenced}
-    return [step for step in steps if step.step not in strays]
+    return [one for one in _as_known(folders, steps, newest) if one.step not in strays]
+
+
+def _as_known(
+    folders: Sequence[Path], steps: Sequence[AdoptedStep], newest: Attempt
+) -> Iterator[AdoptedStep]:
+    """All that is there: by its own word or, where this node does not read that rightly, as the
+    newest attempt has known it or as one of its own. Else a good step would be a stray for ever."""
+    from ftslurm.checkpoint.verification import verify_heads  # late, as above
+
+    said = {one.step: one for one in steps}
+    known = {one.step: one for one in newest.adopted}
+    patience = Patience()
+    for path in folders:
+        step = parse_step_name(path.name)
+        assert step is not None, path
+        one = said.get(step)
+        patience.renew()
+        if one is None or (
+            one != known.get(step) and verify_heads(path, patience=patience).manifest is None
+        ):
+            one = known.get(step, AdoptedStep(step, "", by=newest.number))
+        yield one
 
 
 def is_free_here(port: int) -> bool:

@@ -114,10 +114,13 @@ def with_finding(evidence: Evidence, finding: Optional[Finding], why_none: str) 
         sick={**evidence.sick, **(finding.sick if finding is not None else {})},
     )
     root = finding.clues[0] if finding is not None and finding.clues else None
-    if finding is None or root is None or root.kind != "rank_error" or root.rank is None:
+    if finding is None or root is None or root.rank is None or root.rank != finding.blamed_rank:
         return evidence
+    # Of a program the rank itself knows only how it ended; its log may say why.
+    is_of_program = root.kind == "log" and evidence.is_program
     first = evidence.first_failure
-    if root.rank != finding.blamed_rank or (first is not None and first.rank == root.rank):
+    is_known = first is not None and first.rank == root.rank and not is_of_program
+    if is_known or not (root.kind == "rank_error" or is_of_program):
         return evidence
     failure = RankFailure(
         root.rank,
@@ -215,7 +218,8 @@ def _newest_adopted(layout: RunLayout, number: int) -> Optional[int]:
         attempt = read_attempt(layout, number)
     except (FileNotFoundError, FormatError):
         return None
-    return max((item.step for item in attempt.adopted), default=None)
+    # One that could not be read is most likely damaged, and then nothing to be measured by.
+    return max((item.step for item in attempt.adopted if item.digest), default=None)
 
 
 def _is_newer(step: Optional[int], than: Optional[int]) -> bool:

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -144,6 +145,8 @@ def _tell_all(
         if failed:
             failures.append((kind, failed))
 
+    if rules.on_event_url:
+        _load_site()
     threads = []
     for kind, text in texts.items():
         ways: list[Callable[[], str]] = []
@@ -203,6 +206,16 @@ def _run(argv: Sequence[str], kind: str, text: str, environ: Mapping[str, str]) 
         return ""
     tail = " ".join(said.split())[-_OUTPUT_CHARACTERS:]
     return f"recovery.on_event `{argv[0]}` ended with code {process.returncode} ({tail})"
+
+
+@functools.cache
+def _load_site() -> None:
+    """A job's Python is started without (-S, submit/render.py); some sites add their certificates
+    by it (a .pth file, sitecustomize)."""
+    if sys.flags.no_site:
+        import site
+
+        site.main()
 
 
 def _post(address: str, text: str) -> str:

@@ -44,7 +44,8 @@ class AdoptedStep:
 
     step: int
     digest: str
-    """Digest in its COMMITTED file."""
+    """Digest in its COMMITTED file; empty: that could not be read, and `by` is who published it."""
+    by: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ A step that any rank finds damaged is set aside for the next older one. What was
 quarantined only once an older step has been restored; when none can be, nothing is moved or deleted
 and the run does not start from step 0. A file system that fails says nothing about a step: all
 ranks end with StorageError, and the next attempt tries the same step again. Nor do bytes that are
-wrong on one node and right on rank 0's: that node is named (MisreadError), and the step stays.
+wrong on one node and right on another: that node is named (MisreadError), and the step stays. What
+rank 0 finds damaged is therefore read by a rank on another node too, where the job has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class StorageError(RunError):
 
 
 class MisreadError(StorageError):
-    """This rank's node has read other bytes than rank 0's has, which are those that were saved."""
+    """This rank's node reads other bytes than those that were saved, which another node reads."""
 
 
 class MisreadElsewhereError(StorageError):
@@ -73,7 +74,10 @@ class Restorer:
         self._attempt = attempt
         self._node = node
         self._patience = Patience()
-        """Of rank 0, over all steps: the others meanwhile wait in a collective that has a limit."""
+        """Over all steps, of rank 0 and of the second reader: the others meanwhile wait in a
+        collective that has a limit."""
+        self._is_alone = False
+        """What rank 0 found damaged could be read on no other node."""
 
     def restore(self, adopted: list[AdoptedStep] | None, on_event: OnEvent) -> Restored | None:
         """The newest step that every rank verified; None when the run never committed any."""
@@ -87,8 +91,10 @@ class Restorer:
             offer = self._on_rank_0(
                 "cannot choose a checkpoint", lambda: self._offer(adopted, rejected)
             )
+            self._second_look(offer["doubts"])
             if offer["reason"] is not None:
-                raise CheckpointError(offer["reason"])
+                alone = f"; only {self._node} has read them: try another node before"
+                raise CheckpointError(offer["reason"] + (alone if self._is_alone else ""))
             if offer["step"] is None:
                 return None
             loaded = self._load_together(offer, rejected)
@@ -132,7 +138,7 @@ class Restorer:
         self, adopted: list[AdoptedStep] | None, rejected: dict[int, Rejected]
     ) -> dict[str, Any]:
         """Rank 0: the next step to try, or a sentence why there is none."""
-        offer: dict[str, Any] = {"step": None, "reason": None}
+        offer: dict[str, Any] = {"step": None, "reason": None, "doubts": []}
         if adopted:
             # The claim has seen it; another node may have made the claim.
             await_step(self._place.store.layout, max(row.step for row in adopted))
@@ -144,7 +150,10 @@ class Restorer:
             failed=failed,
             patience=self._patience,
         )
-        rejected.update({row.step: row for row in choice.rejected})
+        for row in choice.rejected:
+            if row.is_damage and row.step not in rejected:
+                offer["doubts"].append(_doubt(row.step, row.path, row.reason))
+            rejected[row.step] = row
         if choice.path is not None and choice.manifest is not None:
             offer.update(
                 step=choice.manifest.step, path=str(choice.path), digest=choice.committed_digest
@@ -171,10 +180,11 @@ class Restorer:
         if "mismatch" in verdict:
             raise StateMismatch(verdict["mismatch"])
         if "misread" in verdict:
-            kind = MisreadError if self._place.rank in verdict["ranks"] else MisreadElsewhereError
-            raise kind(
-                f"step {offer['step']} was read wrongly ({verdict['misread']}), and rank 0 on "
-                f"{verdict['node']} finds these files whole; it was not rejected"
+            raise self._misread(
+                offer["step"],
+                verdict["misread"],
+                verdict["ranks"],
+                by=f"rank 0 on {verdict['node']}",
             )
         if "unread" in verdict:
             raise StorageError(
@@ -182,6 +192,7 @@ class Restorer:
                 "rejected: try again"
             )
         if "damage" in verdict:
+            self._second_look(verdict["doubts"])
             row = Rejected(offer["step"], Path(offer["path"]), verdict["damage"])
             rejected[offer["step"]] = row
             return None
@@ -223,19 +234,78 @@ class Restorer:
             for kind in ("damage", "misread", "unread")
         }
         if told["damage"]:
-            return {"damage": told["damage"]}
+            return {"damage": told["damage"], "doubts": []}  # of bytes that have their digests
         said = "; ".join(filter(None, (told["misread"], told["unread"])))
         if not said:
             return {}
         files = {row["file"] for row in rows if "file" in row}
         # Of wrong bytes each is read again, from the device.
-        found = self._place.store.verify(Path(offer["path"]), full=bool(files), files=files)
+        path = Path(offer["path"])
+        found = self._place.store.verify(path, full=bool(files), files=files)
         if not found.ok and found.unreadable is None:
-            return {"damage": said}
+            return {"damage": said, "doubts": [_doubt(offer["step"], path, said, files)]}
         if files and found.ok:
             ranks = [rank for rank, row in enumerate(rows) if "misread" in row]
             return {"misread": told["misread"], "ranks": ranks, "node": self._node}
         return {"unread": said}
+
+    def _second_look(self, doubts: list[dict[str, Any]]) -> None:
+        """Raise where a rank on another node reads rightly what rank 0 has found damaged.
+
+        Bytes that have their digests were not misread. In a job of one node rank 0's word, from the
+        device, has to do.
+        """
+        if not doubts:
+            return
+        nodes = gather_json(self._node, self._place.group, world_size=self._place.world_size)
+        second = self._on_rank_0("cannot name a second reader", lambda: _on_another_node(nodes))
+        if second is None:
+            self._is_alone = True
+            return
+        found = self._found_whole(doubts) if self._place.rank == second else None
+        rows = gather_json(found, self._place.group, world_size=self._place.world_size)
+        answer = self._on_rank_0(
+            "cannot judge what is damaged",
+            lambda: rows[second] and {**rows[second], "misreader": nodes[0], "by": nodes[second]},
+        )
+        if answer is None:
+            return
+        doubt, by = doubts[answer["which"]], f"rank {second} on {answer['by']}"
+        if answer["unread"]:
+            raise StorageError(
+                f"step {doubt['step']} is damaged as rank 0 on {answer['misreader']} reads it, and "
+                f"{by} cannot read it now ({answer['unread']}); it was not rejected: try again"
+            )
+        told = f"rank 0 on {answer['misreader']}: {doubt['why']}"
+        raise self._misread(doubt["step"], told, [0], by=by)
+
+    def _found_whole(self, doubts: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """The first of `doubts` that this rank finds whole, or cannot read; None: all are bad."""
+        for which, doubt in enumerate(doubts):
+            files, unread = doubt["files"], ""
+            self._patience.renew()
+            try:
+                found = self._place.store.verify(
+                    Path(doubt["path"]),
+                    full=bool(files),
+                    files=files or None,
+                    patience=self._patience,
+                )
+                if found.unreadable is not None:
+                    unread = "; ".join(found.problems)
+                elif not found.ok:
+                    continue
+            except (OSError, FtslurmError) as error:
+                unread = reason_of(error)
+            return {"which": which, "unread": unread}
+        return None
+
+    def _misread(self, step: int, told: str, ranks: list[int], *, by: str) -> StorageError:
+        kind = MisreadError if self._place.rank in ranks else MisreadElsewhereError
+        return kind(
+            f"step {step} was read wrongly ({told}), and {by} finds these files whole; it was not "
+            "rejected"
+        )
 
     def _prepare(self, reader: StepReader) -> Restoration:
         rank, world_size = self._place.rank, self._place.world_size
@@ -283,6 +353,15 @@ class Restorer:
         for row in rejected:
             self._place.store.quarantine(row)
             on_event("rejected", {"step": row.step, "reason": row.reason})
+
+
+def _doubt(step: int, path: Path, why: str, files: Collection[str] = ()) -> dict[str, Any]:
+    """What rank 0 alone has found damaged; without `files` by the records and sizes."""
+    return {"step": step, "path": str(path), "why": why, "files": sorted(files)}
+
+
+def _on_another_node(nodes: list[str]) -> int | None:
+    return next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
 
 
 def is_of_storage(error: BaseException) -> bool:
