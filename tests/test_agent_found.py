@@ -111,14 +111,15 @@ def test_a_pid_that_is_used_again_is_no_rank(start):
     assert not ranks_of(RUN, NODE, 3, [stale])
 
 
-def test_term_first_and_kill_for_who_stays(start):
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
+def test_term_first_and_kill_for_who_stays(start, tmp_path):
+    deaf = f"import signal, time; signal.signal(15, signal.SIG_IGN); open('{tmp_path}/deaf', 'w')"
     polite, stays = start(), start(sys.executable, "-c", f"{deaf}; time.sleep(60)")
     stopped = start()
     stopped.send_signal(signal.SIGSTOP)
-    time.sleep(0.5)
-    assert not end(lambda: ranks_of(RUN, NODE, 3, []), grace_s=0.5)
-    codes = [process.wait(5) for process in (polite, stays, stopped)]
+    os.waitpid(stopped.pid, os.WUNTRACED)
+    wait_for((tmp_path / "deaf").exists)
+    assert not end(lambda: ranks_of(RUN, NODE, 3, []), grace_s=2.0)
+    codes = [process.wait(20) for process in (polite, stays, stopped)]
     assert codes == [-signal.SIGTERM, -signal.SIGKILL, -signal.SIGKILL]
 
 
@@ -139,7 +140,7 @@ def test_what_does_not_end_is_told():
     assert clock[0] < 15
 
 
-def wait_for(look, timeout_s=10):
+def wait_for(look, timeout_s=30):
     deadline = time.monotonic() + timeout_s
     while True:
         found = look()

@@ -19,7 +19,7 @@ from ftslurm.agent.ask import address_file, key_file
 from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.leader import Leader
-from ftslurm.agent.main import Agent, _await_leader, allow_many_files
+from ftslurm.agent.main import Agent, _await_leader, _take_up, allow_many_files, main
 from ftslurm.agent.report import GONE, LIVE, LOST, AgentFinding, NodeReport, to_row
 from ftslurm.agent.silence import NOTHING, REFUSES
 from ftslurm.agent.succession import Succession
@@ -142,6 +142,21 @@ def test_the_loss_of_a_node_is_the_reason_though_a_leader_before_has_found_somet
     assert "are ended" in said and "has been silent" in said and "was slow" not in said
 
 
+def test_agents_that_never_came_are_told_of_once(make, capfd, monkeypatch):
+    leader = make()
+    noted = []
+    monkeypatch.setattr(leader, "_event", lambda kind, node, **facts: noted.append((kind, node)))
+    leader.roll.seats[N2].state = "unknown"
+    hear(leader, N1, N3)
+    leader._judge_nodes()
+    assert noted == []
+    leader.roll._absent_at = 0.0
+    for _ in range(2):
+        leader._judge_nodes()
+    assert noted == [("no_agent", N2)]
+    assert f"no agent has come from {N2}: the ranks there are not watched" in capfd.readouterr().err
+
+
 def test_an_answer_of_slurm_from_before_this_silence_is_no_answer(make):
     """A leader that has been cut off since would take its peer for lost."""
     loop = Loop()
@@ -222,8 +237,8 @@ def consider(monkeypatch, tmp_path):
         def __init__(self, target, daemon):
             self.start = target
 
-    def consider(seen, votes, times=3, me=N1):
-        done = Counter()
+    def consider(seen, votes, times=3, me=N1, has_heard=True, every_s=0.0, down=None):
+        done, clock = Counter(), [0.0]
         scheduler = SimpleNamespace(controller_alive=lambda: done.update(["ping"]) or True)
         duty = Absent(seen)
         duty.node = me
@@ -236,10 +251,14 @@ def consider(monkeypatch, tmp_path):
         peers = {name: ["h", 1] for name in (N1, N2, N3)}
         with monkeypatch.context() as patch:
             patch.setattr(succession, "Thread", AtOnce)
-            patch.setattr(succession, "AGAIN_S", 0.0)
-            patch.setattr(succession, "down_nodes", lambda nodes: done.update(["node"]))
+            patch.setattr(succession, "AGAIN_S", min(every_s, succession.AGAIN_S))
+            fake = SimpleNamespace(monotonic=lambda: clock[0])
+            fake.sleep = lambda seconds: done.update(waited_s=seconds)
+            patch.setattr(succession, "time", fake)
+            patch.setattr(succession, "down_nodes", lambda nodes: done.update(["node"]) or down)
             for _ in range(times):
-                one.consider(SimpleNamespace(peers=peers), 20.0)
+                clock[0] += every_s
+                one.consider(SimpleNamespace(peers=peers, has_heard=has_heard), 20.0)
         return done
 
     return consider
@@ -247,6 +266,22 @@ def consider(monkeypatch, tmp_path):
 
 def test_the_run_is_given_one_next_job_however_long_the_old_one_takes_to_end(consider):
     assert consider(NOTHING, {N2: False, N3: False})["job"] == 1
+
+
+def test_no_next_job_is_given_for_a_leader_that_was_never_heard(consider):
+    votes = {N2: False, N3: False}
+    assert "job" not in consider(NOTHING, votes, has_heard=False, every_s=9.0)
+
+
+def test_who_has_never_heard_the_leader_asks_slurm_ever_more_rarely(consider):
+    assert consider(NOTHING, {}, times=120, every_s=5.0)["node"] == 120
+    assert consider(NOTHING, {}, times=120, every_s=5.0, has_heard=False)["node"] == 12
+
+
+@pytest.mark.parametrize(("me", "more"), [(N1, {}), (N3, {"waited_s": 4, "ping": 1, "node": 1})])
+def test_who_knows_of_no_other_member_gives_the_next_job_in_its_turn(consider, me, more):
+    done = consider(NOTHING, {}, me=me, has_heard=False, down={N0})
+    assert done == Counter(job=1, ping=1, node=1) + Counter(more)
 
 
 def test_only_the_one_that_acts_asks_slurm(consider):
@@ -343,3 +378,22 @@ def test_an_agent_may_have_as_many_connections_as_the_system_allows():
     allow_many_files()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_attempt_that_cannot_be_read_goes_unwatched_and_the_leader_leads_on(tmp_path, capsys):
+    layout = RunLayout(tmp_path)
+    attempt = layout.attempt(1)
+    attempt.root.mkdir(parents=True)
+    attempt.attempt_json.write_text('{"schema_version": 1, "number":')
+    agent = Agent(layout, None, None, "7", N0, [N0], {})
+    _take_up(agent, SimpleNamespace())  # tells nobody to begin one
+    assert "attempt 1 goes unwatched" in capsys.readouterr().err
+
+
+def test_an_agent_whose_run_cannot_be_read_says_so_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", N0)
+    monkeypatch.setattr("ftslurm.agent.main.outlive_signals", lambda: None)
+    (tmp_path / "run.json").write_text("{")
+    assert main([str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ftslurm: agent on {N0}: ") and "run.json" in line

@@ -57,7 +57,7 @@ def agents_find_their_leader_and_answer_for_the_batch_script(tmp_path):
         assert job.are_all_live(), "stop signals are for the ranks"
         assert set(job.agents_json(attempt)["ranks"]) == {"0", "1", "2"}
         offsets = [node["offset_s"] for node in job.agents_json(attempt)["nodes"].values()]
-        assert len(offsets) == 3 and all(abs(offset_s) < 0.5 for offset_s in offsets)
+        assert len(offsets) == 3 and all(abs(offset_s) < 2 for offset_s in offsets)
         job.wait(lambda: len(job.events(attempt, "rank_exit")) == 3, "all exits are told of")
         kinds = [event["kind"] for event in job.events(attempt)]
         assert kinds[0] == "begin" and "ended" in kinds
@@ -211,6 +211,19 @@ def when_only_the_leaders_agent_dies_all_leave_and_the_next_ones_go_on_watching(
 
 
 @scenario
+def of_two_nodes_one_that_never_heard_the_leader_leaves_the_run_its_job(tmp_path):
+    """As behind a firewall: nothing comes, nothing is refused, and the ranks may well train."""
+    with Job(tmp_path, nodes=2) as job:
+        leader, member = job.nodes
+        job.processes[member].kill()
+        job.processes[member].wait()
+        job.stop(leader)
+        job.start(member)
+        job.wait(lambda: f"{leader} was never heard" in job.said(), "it says so", timeout_s=90)
+        assert not job.calls("sbatch") and not job.calls("scancel")
+
+
+@scenario
 def agents_whose_srun_alone_was_killed_leave_to_those_that_are_started_again(tmp_path):
     with Job(tmp_path, nodes=2) as job:
         attempt = job.claim()
@@ -219,7 +232,7 @@ def agents_whose_srun_alone_was_killed_leave_to_those_that_are_started_again(tmp
             for node in job.nodes:
                 job.start(node, SLURM_STEP_ID="1")
             began = time.monotonic()
-            job.wait(lambda: all(map(is_gone, old)), "the first ones leave")
+            job.wait(lambda: all(map(is_gone, old)), "the first ones leave", timeout_s=60)
             print(f"they have left {time.monotonic() - began:.1f} s after the others were started")
             assert [process.returncode for process in old] == [0, 0]
             assert "another leader has begun" in job.said()
@@ -252,7 +265,7 @@ def a_node_is_clean_once_the_memory_of_its_gpus_is_back(tmp_path):
         state.set(1, "memory", 70 * GIB).set(1, "processes", f"{rank}:{70 * GIB}")
         began = time.monotonic()
         answer = job.ask("clear", attempt=attempt)
-        assert 3.5 < time.monotonic() - began < 8
+        assert 3.5 < time.monotonic() - began < 20
         (told,) = answer["held"]["127.0.0.1"].values()
         assert told == f"70.0 GiB are taken by process {rank} (has ended) of an earlier attempt"
         assert not answer["clear"]

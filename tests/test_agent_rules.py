@@ -43,6 +43,16 @@ def test_of_two_nodes_the_one_that_reaches_slurm():
     assert decide("n2", ["n1", "n2"], {}, controller=False) == CUT_OFF
 
 
+@pytest.mark.parametrize(
+    ("is_down", "action"), [(None, CUT_OFF), (False, CUT_OFF), (True, REQUEUE)]
+)
+def test_a_leader_that_was_never_heard_is_lost_only_by_slurms_own_word(is_down, action):
+    """A firewall between two nodes that can train would have the run moved on for ever."""
+    more = {"has_heard": False, "node_is_down": is_down}
+    assert decide("n2", ["n1", "n2"], {}, **more) == action
+    assert decide("n2", FOUR, {"n3": False, "n4": False}, **more) == action
+
+
 @given(st.integers(3, 12), st.data())
 def test_however_the_network_parts_exactly_one_side_acts(size, data):
     """Of any two parts, one with the leader: it goes on without the others, or they without it.

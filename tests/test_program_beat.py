@@ -36,7 +36,7 @@ is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 step = 0
 while step < 25 and not ftslurm.should_stop():
     step += 1
-    time.sleep({1: 1.5, 5: 2.0, 20: 60}.get(step, 0.05) if is_first else 0)
+    time.sleep({1: 1.5, 5: 2.0, 20: 600}.get(step, 0.05) if is_first else 0)
 (ftslurm.resume_dir() / ("state-" + os.environ["RANK"])).write_text(str(step))
 """
 LIMITS = {"hang_floor_s": 1.0, "phase_limit_s": {"evaluating": 4.0}}
@@ -117,7 +117,7 @@ def test_who_never_calls_has_no_beat_and_whoever_does_is_counted(rank):
         rank.beat.look()
     (view,) = views(rank)
     assert (view.counted, view.phase, view.step, view.pid) == (True, "training", 14, os.getpid())
-    assert 0.01 <= view.usual_step_s < 0.05
+    assert 0.01 <= view.usual_step_s < 1
     assert view.window_own_s == 0.0, "held against no other rank's"
     time.sleep(0.1)
     rank.beat.look()

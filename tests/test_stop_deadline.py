@@ -11,11 +11,11 @@ from ftslurm.agent.deadline import AskForDeadline, left_s
 from ftslurm.agent.duty import Duty
 from ftslurm.agent.main import listen_for_signals
 from ftslurm.errors import SchedulerError
-from ftslurm.run.deadline import SUBMIT, Deadline, read_deadline, write_deadline
+from ftslurm.run.deadline import AGENTS, Deadline, read_deadline, write_deadline
 from ftslurm.run.heartbeat import beats_folder, deadline_file
 from ftslurm.run.pulse import Pulse
 from ftslurm.run.rank import RankEnvironment
-from ftslurm.scheduler.job_end import FIELDS, JobEnd, id_alone, parse_job_end, read_job_end
+from ftslurm.scheduler.job_end import FIELDS, JobEnd, parse_job_end, read_job_end
 from ftslurm.scheduler.slurm import Completed
 
 NOW = 1_796_000_000.0
@@ -102,25 +102,16 @@ def test_one_command_asks_and_an_answer_that_does_not_come_is_none():
         asked.append((argv, timeout_s))
         return Completed(1, "", "slurm_load_jobs error: Unable to contact slurm controller")
 
-    assert read_job_end("70_1", run=run) is None
+    array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "1"}
+    assert read_job_end({"SLURM_JOB_ID": "71", **array}, run=run) is None
     ((argv, timeout_s),) = asked
-    assert argv[0] == "squeue" and "--jobs=70_1" in argv and timeout_s == 10.0
+    assert argv[0] == "squeue" and "--jobs=71" in argv and timeout_s == 10.0
     assert all(name in argv[-1] for name in FIELDS)
 
     def hangs(argv, timeout_s):
         raise SchedulerError("no answer")
 
-    assert read_job_end("7", run=hangs) is None
-
-
-@pytest.mark.parametrize(("own", "array", "named"), [
-    ("71", "70", "71"), ("70", "70", "70_2"), ("71", None, "71"),
-])  # fmt: skip
-def test_a_task_of_an_array_is_asked_for_by_a_number_of_its_own(own, array, named):
-    environ = {"SLURM_JOB_ID": own}
-    if array:
-        environ.update(SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID="2")
-    assert id_alone(environ) == named
+    assert read_job_end({"SLURM_JOB_ID": "7"}, run=hangs) is None
 
 
 class Leader:
@@ -186,6 +177,23 @@ def test_a_second_signal_in_a_grace_does_not_begin_it_anew():
     assert facts["left_s"] == 85.0
     assert [event["by"] for event in leader.events] == ["preempted", "preempted"]
     assert "left_s" not in leader.events[1]
+
+
+@pytest.mark.parametrize(("after_s", "told"), [(20.0, 25.0), (84.0, None)])
+def test_term_again_in_a_grace_is_asked_about_and_told_where_less_is_left(after_s, told):
+    """A cancel by an administrator; the end of the grace itself, 60 s, is no news."""
+    leader, clock = Leader(), [100.0]
+    ask = asking(leader, [GRACE, JobEnd(NOW, NOW - 60, True)], lambda: clock[0])
+    ask.signalled(signal.SIGTERM, 100.0)
+    leader.answer()
+    ask.signalled(signal.SIGTERM, 101.0)
+    assert not leader.threads, "the same again"
+    clock[0] = 100.0 + after_s
+    ask.signalled(signal.SIGTERM, clock[0])
+    leader.answer()
+    more = [{"attempt": 1, "left_s": told, "by": "ending"}] if told else []
+    assert [facts for _, _, facts in leader.given[1:]] == more
+    assert [event.get("left_s") for event in leader.events] == [85.0, told]
 
 
 def test_an_answer_that_was_overtaken_by_a_newer_one_is_not_told():
@@ -275,10 +283,13 @@ def test_an_agent_tells_the_ranks_of_its_node_and_of_that_attempt(tmp_path, envi
     assert read_deadline(environ, 1) is None
 
 
-def test_ranks_that_the_agents_ask_to_leave_wait_for_no_answer(tmp_path, environ):
+def test_ranks_that_the_agents_ask_to_leave_have_their_time_until_slurm_says_otherwise(
+    tmp_path, environ
+):
     duty = Duty(tmp_path, "n1", b"k" * 32, environ)
     assert duty.carry_out({"do": "leave", "attempt": 1}) == {"asked": 0}
-    assert read_deadline(environ, 1).by == SUBMIT
+    own = read_deadline(environ, 1)
+    assert own.by == AGENTS and own.until - time.monotonic() > 3590
     told = Deadline(5.0, "preempted")
     write_deadline(environ, 1, told)
     duty.carry_out({"do": "leave", "attempt": 1})
@@ -343,6 +354,6 @@ def test_agents_learn_of_a_signal_ask_slurm_and_every_node_is_told(tmp_path):
         environ = job.environ(job.nodes[1])
         job.wait(lambda: read_deadline(environ, attempt), "the ranks are told")
         told = read_deadline(environ, attempt)
-        assert 600 < told.until - time.monotonic() <= 625
+        assert 300 < told.until - time.monotonic() <= 625
         assert len(job.calls("squeue")) == 1 and job.calls("scontrol") == []
         assert all(process.poll() is None for process in job.processes.values())

@@ -1,12 +1,13 @@
 """At a stop signal the leader asks Slurm how the job is to end, and tells the ranks until when.
 
 Slurm's signals reach every step of a job (22.05 to 26.05, seen), so the agents learn of them when
-the ranks do. Asked once for each signal of an attempt, in a thread; without an answer nothing is
-told, and the ranks have what was frozen at submit.
+the ranks do. Asked once for each signal of an attempt, in a thread, and again where it comes again
+later; without an answer nothing is told, and the ranks have what was frozen at submit.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 FAR_S = 370.0
 """A limit that is so much further away than the lead has not been warned of: Slurm may warn 60 s
 early (sbatch(1)), and munge refuses clocks that are 300 s apart."""
+AGAIN_S = 5.0
+"""So much later the same signal may mean something else, as TERM in a grace that of a cancel."""
+APART_S = 1.0
+"""Less is no nearer deadline."""
 
 
 def left_s(
@@ -70,12 +75,13 @@ class AskForDeadline:
         self._site = {"kill_wait_s": kill_wait_s, "lead_s": lead_s}
         self._clock, self._now = clock, now
         self._attempt = 0
-        self._asked: set[int] = set()
-        """Signals of that attempt: TERM comes up to three times."""
+        self._asked: dict[int, float] = {}
+        """Signals of that attempt, and when each was last asked about: TERM comes up to three
+        times."""
         self._is_due_again = False
-        self._known: tuple[float, Optional[JobEnd]] = (0.0, None)
-        """At which signal of that attempt was asked what the ranks have been told of. A later one
-        that finds the same makes the grace no longer."""
+        self._known: tuple[float, Optional[JobEnd], float] = (0.0, None, math.inf)
+        """At which signal of that attempt was asked what the ranks have been told of, and until
+        when. A later one that finds the same makes the grace no longer."""
 
     def signalled(self, number: int, at: float) -> None:
         """In the loop's thread. `at`: by the monotonic clock."""
@@ -83,11 +89,11 @@ class AskForDeadline:
         if trial is None or trial.is_ending:
             return
         if self._attempt != trial.number:
-            self._attempt, self._asked, self._known = trial.number, set(), (0.0, None)
+            self._attempt, self._asked, self._known = trial.number, {}, (0.0, None, math.inf)
         # With proctrack/linuxproc a second TERM, 0.1 s later, also ends the command that asks.
-        self._is_due_again = number in self._asked
-        if number not in self._asked:
-            self._asked.add(number)
+        self._is_due_again = at - self._asked.get(number, -math.inf) < AGAIN_S
+        if not self._is_due_again:
+            self._asked[number] = at
             self._begin(trial, signal.Signals(number).name, at)
 
     def _begin(self, trial: Trial, name: str, at: float) -> None:
@@ -98,7 +104,8 @@ class AskForDeadline:
             self._is_due_again = False
             self._begin(trial, name, at)
             return
-        since_s = self._clock() - at
+        clock = self._clock()
+        since_s = clock - at
         facts: dict[str, Any] = {"signal": name, "asked_s": round(since_s, 3)}
         facts["end_at"] = end and end.end_at
         now = self._now()
@@ -107,8 +114,11 @@ class AskForDeadline:
             seconds, facts["by"] = left
             # Ranks that have left have taken the place with them where it would be told.
             there = self._leader.trial is trial and not trial.is_ending
-            if there and at >= self._known[0] and end != self._known[1]:
-                self._known, facts["left_s"] = (at, end), round(seconds, 3)
+            until = clock + seconds
+            # TERM at the end of a grace, whose KILL is in what was told.
+            is_old = facts["by"] == ENDING and until > self._known[2] - APART_S
+            if there and at >= self._known[0] and end != self._known[1] and not is_old:
+                self._known, facts["left_s"] = (at, end, until), round(seconds, 3)
                 self._leader.orders.give(
                     "deadline", trial.nodes, attempt=trial.number, left_s=seconds, by=facts["by"]
                 )

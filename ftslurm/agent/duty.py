@@ -24,7 +24,7 @@ from ftslurm.agent.silence import ANSWERS, NOTHING, REFUSES
 from ftslurm.agent.wire import Message, WireError
 from ftslurm.diagnosis.gpu_memory import Told
 from ftslurm.files import best_effort
-from ftslurm.run.deadline import SUBMIT, Deadline, read_deadline, write_deadline
+from ftslurm.run.deadline import AGENTS, MOST_S, Deadline, read_deadline, write_deadline
 from ftslurm.run.heartbeat import RankView, beats_folder, read_views
 from ftslurm.scheduler.process import ProcessName
 
@@ -141,11 +141,12 @@ class Duty:
         return ranks_of(self._run_dir, self.node, attempt, self.look(attempt))
 
     def _ask_to_leave(self, attempt: int) -> int:
-        """The stop signal, to the ranks themselves: they save at a boundary and leave, and wait for
-        no word of Slurm's."""
+        """The stop signal, to the ranks themselves: they save at a boundary, in their own time, and
+        leave."""
         if read_deadline(self._environ, attempt) is None:
-            with best_effort("the ranks wait for an answer in vain"):
-                write_deadline(self._environ, attempt, Deadline(0.0, SUBMIT))
+            with best_effort("the ranks wait for a word of Slurm's in vain"):
+                until = time.monotonic() + MOST_S
+                write_deadline(self._environ, attempt, Deadline(until, AGENTS))
         names = [ProcessName(view.pid, view.start_ticks) for view in self.look(attempt)]
         return sum(name.send(signal.SIGUSR1) for name in names)
 

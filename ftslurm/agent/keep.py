@@ -1,8 +1,9 @@
-"""`python -m ftslurm.agent.keep COMMAND...`: runs the agents' srun, and again where it ends early.
+"""`python -m ftslurm.agent.keep [--after S] COMMAND...`: runs the agents' srun, and again where it
+ends early.
 
 Beside the ranks, for as long as the batch script lives that started it: without agents nobody
-would see a hang. TERM ends both, USR1 (a new attempt begins) ends a pause. Loads next to nothing,
-not even typing and subprocess: it is started once in each job.
+would see a hang. TERM ends both, USR1 (a new attempt begins) ends a pause, that of `--after` too.
+Loads next to nothing, not even typing and subprocess: it is started once in each job.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def main(argv: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it leaves nothing to wait for
     parent, tries = os.getppid(), 0
+    if argv[0] == "--after":
+        if not _pause(float(argv[1]), parent):
+            return EXIT_OK
+        argv = argv[2:]
     while True:
         began = time.monotonic()
         srun = _start(argv)

@@ -27,6 +27,7 @@ from ftslurm.agent.wire import Message
 from ftslurm.run.heartbeat import RankView
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec
+from ftslurm.scheduler.hostlist import compress
 
 TICK_S = 1.0
 STATUS_S = 10.0
@@ -222,6 +223,14 @@ class Leader:
                 self._note(self.trial.add("node_lost", why, nodes=[name]))
         for name in judgement.lost:
             self._lose(self.roll.seats[name])
+        absent = self.roll.absent()
+        for name in absent:
+            self._event("no_agent", name)
+        if absent:
+            tell(
+                f"no agent has come from {compress(absent)}: the ranks there are not watched; see "
+                "that no firewall closes the ports above 1023 between the nodes"
+            )
 
     def _lose(self, seat: Seat) -> None:
         silent_s = time.monotonic() - seat.seen_at

@@ -42,7 +42,7 @@ from ftslurm.agent.metrics_child import MetricsChild
 from ftslurm.agent.node_kind import LOOK_S as KIND_LOOK_S
 from ftslurm.agent.node_kind import Inquirer, OwnKind
 from ftslurm.agent.report import AgentFinding, findings_in
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, FormatError, RunError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, FormatError, FtslurmError, RunError
 from ftslurm.files import is_listed, read_json, write_json
 from ftslurm.run.attempts import claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
@@ -50,7 +50,7 @@ from ftslurm.run.rank import STOP_SIGNALS
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.job_end import id_alone, read_job_end
+from ftslurm.scheduler.job_end import read_job_end
 from ftslurm.scheduler.protocol import Scheduler
 
 LEADER_WITHIN_S = 120.0
@@ -113,12 +113,12 @@ def main(argv: Optional[list[str]] = None) -> int:
     options = parser.parse_args(argv)
     outlive_signals()
     layout = RunLayout(options.run)
-    require_own(layout)
-    agent = _who(layout, os.environ)
     try:
+        require_own(layout)
+        agent = _who(layout, os.environ)
         lead(agent) if agent.leads else follow(agent)
-    except RunError as error:
-        print(f"ftslurm: agent on {agent.node}: {error}", file=sys.stderr)  # noqa: T201
+    except (FtslurmError, OSError) as error:
+        print(f"ftslurm: agent on {_own_name(os.environ)}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     return EXIT_OK
 
@@ -140,7 +140,7 @@ def listen_for_signals(agent: Agent, leader: Leader) -> None:
         return
     asking = AskForDeadline(
         leader,
-        lambda: read_job_end(id_alone(agent.environ)),
+        lambda: read_job_end(agent.environ),
         kill_wait_s=float(record.site["kill_wait_s"]),
         lead_s=float(record.spec.cluster.signal_lead_s),
     )
@@ -258,7 +258,7 @@ def _who(layout: RunLayout, environ: Mapping[str, str]) -> Agent:
     record = read_record(layout)
     scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
     nodes = scheduler.nodes(environ)
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = _own_name(environ)
     if node not in nodes:
         raise RunError(
             f"node `{node}` is not among the job's ({', '.join(nodes[:8])}); agents are started by "
@@ -266,6 +266,10 @@ def _who(layout: RunLayout, environ: Mapping[str, str]) -> Agent:
         )
     job_id = scheduler.own_job_id(environ)
     return Agent(layout, record, scheduler, job_id, node, nodes, environ)
+
+
+def _own_name(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _publish(agent: Agent, port: int, key: bytes) -> None:
@@ -293,7 +297,11 @@ def _take_up(agent: Agent, leader: Leader) -> None:
     address."""
     newest = claimed_numbers(agent.layout)[-1:]
     for number in newest:
-        attempt = read_attempt(agent.layout, number)
+        try:
+            attempt = read_attempt(agent.layout, number)
+        except (FormatError, OSError) as error:
+            tell(f"attempt {number} goes unwatched, the next one will not: {error}")
+            continue
         own = (agent.job_id, restart_count(agent.environ))
         is_over = is_listed(agent.layout.attempt(number).decision_json)
         if (attempt.job_id, attempt.restart_count) == own and not is_over:

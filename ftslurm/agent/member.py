@@ -45,6 +45,8 @@ class Member:
         self.attempt = 0
         self.heard_at = time.monotonic()
         """The leader's newest word, first or second hand."""
+        self.has_heard = False
+        """A word of the leader's has ever come."""
         self._loop, self._duty, self._leader, self._host = loop, duty, leader, host
         self._lost = lost
         self._branch = Branch(
@@ -94,7 +96,7 @@ class Member:
     def _welcomed(self, link: Link, message: Message) -> None:
         is_leader = message["by"] == self._leader[0]
         if is_leader:
-            self.heard_at = time.monotonic()
+            self.heard_at, self.has_heard = time.monotonic(), True
         self._follow(message)
         parent = message.get("parent")
         if is_leader and parent:

@@ -38,10 +38,12 @@ def decide(
     *,
     controller: Optional[bool] = None,
     node_is_down: Optional[bool] = None,
+    has_heard: bool = True,
 ) -> Verdict:
     """`nodes`: of the job, the leader's first. `votes`: the members that answer us, and whether
     they hear the leader. `controller`: slurmctld answers us. `node_is_down`: what Slurm itself says
-    of the batch node. Both need asking only by the lowest-named one.
+    of the batch node. Both need asking only by the lowest-named one. `has_heard`: we have ever
+    heard the leader; that nothing comes from it may be a firewall else, and is no proof.
     """
     leader, members = nodes[0], nodes[1:]
     hearing = [node for node, hears in votes.items() if hears]
@@ -53,6 +55,9 @@ def decide(
         return Verdict(YIELD, f"{leader} is silent to {actor} too, and it falls to {actor}", actor)
     if not controller:
         return Verdict(CUT_OFF, "slurmctld does not answer either: it may be us who are cut off")
+    if not has_heard and not node_is_down:
+        why = f"{leader} was never heard on {me}, and Slurm does not say that it is lost: see that"
+        return Verdict(CUT_OFF, f"{why} no firewall closes the ports above 1023 between the nodes")
     few = f"only {len(agreeing)} of {len(members)} members agree that {leader} is lost"
     if 2 * len(agreeing) <= len(members) and not node_is_down:
         return Verdict(CUT_OFF, few)

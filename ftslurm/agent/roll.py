@@ -31,6 +31,9 @@ HOP_S = 1.0
 ASK_AGAIN_S = 6.0
 """After observers were asked: their look takes up to duty.PROBE_S and its way."""
 OBSERVERS = 2
+ABSENT_S = 150.0
+"""An agent that has not come by then has given up looking for its leader (main.LEADER_WITHIN_S), or
+does not get through to it."""
 AT_ONCE = 16
 """Nodes that are looked at in one second; a look holds up to three threads."""
 
@@ -86,6 +89,8 @@ class Roll:
         self._controller, self._down = controller, down
         self._fair_from = 0.0
         """Silence counts from here: before, this leader itself had not looked."""
+        self._absent_at: Optional[float] = time.monotonic() + ABSENT_S
+        """None: those that are absent have been told of."""
 
     @property
     def live(self) -> list[str]:
@@ -103,6 +108,13 @@ class Roll:
     def unseen(self, nodes: Iterable[str]) -> int:
         """How many of `nodes` no agent reports on."""
         return sum(seat.state != LIVE for seat in self._seats(nodes))
+
+    def absent(self) -> list[str]:
+        """Once, when the time has come: nodes whose agent has never said a word."""
+        if self._absent_at is None or time.monotonic() < self._absent_at:
+            return []
+        self._absent_at = None
+        return [seat.name for seat in self.seats.values() if seat.state == UNKNOWN]
 
     def _seats(self, nodes: Iterable[str]) -> list[Seat]:
         return [self.seats[name] for name in nodes if name in self.seats]

@@ -21,7 +21,7 @@ from ftslurm.agent.ask import exchange
 from ftslurm.agent.duty import PROBE_S, Duty
 from ftslurm.agent.loop import tell
 from ftslurm.agent.member import Member, Place
-from ftslurm.agent.quorum import REQUEUE, WAIT, Verdict, decide
+from ftslurm.agent.quorum import CUT_OFF, REQUEUE, WAIT, Verdict, decide
 from ftslurm.agent.silence import ALONE_S, ANSWERS, REFUSES
 from ftslurm.agent.wire import WireError
 from ftslurm.diagnosis.causes import NODE
@@ -39,6 +39,11 @@ from ftslurm.run.record import read_record
 from ftslurm.scheduler.protocol import Scheduler
 
 AGAIN_S = 5.0
+RARELY_S = 60.0
+"""Once this has been in vain for long: each member asks Slurm, for as long as the job lives."""
+TURN_S = 2.0
+"""Queueing a job takes less; whoever comes after it finds that job."""
+MOST_TURNS_S = 60.0
 FIRST_ASKED = 8
 """In a large job not everybody asks everybody: who finds a lower-named one that agrees leaves it to
 that one."""
@@ -71,6 +76,7 @@ class Succession:
         self._refused_since: Optional[float] = None
         self._next_at = 0.0
         """math.inf: it has been done, by us, and the job ends within KillWait."""
+        self._pause_s = AGAIN_S
         self._is_busy = False
         self._said = ""
 
@@ -80,17 +86,17 @@ class Succession:
         if len(self._nodes) == 2 and silent_s < ALONE_S:
             return
         self._is_busy = True
-        peers = dict(member.peers)
+        peers, has_heard = dict(member.peers), member.has_heard
 
         def work() -> None:
-            is_done = False
+            pause_s = AGAIN_S
             try:
-                is_done = self._decide_and_act(peers)
+                pause_s = self._decide_and_act(peers, has_heard)
             except Exception as error:  # noqa: BLE001 - it is tried again, whatever it was
                 said = str(error) if isinstance(error, (FtslurmError, OSError)) else repr(error)
                 tell(f"{self._duty.node}: the leader is silent: {said}")
             finally:
-                self._next_at = math.inf if is_done else time.monotonic() + AGAIN_S
+                self._next_at = time.monotonic() + pause_s
                 self._is_busy = False
 
         try:
@@ -99,17 +105,31 @@ class Succession:
             self._is_busy = False
             raise
 
-    def _decide_and_act(self, peers: Mapping[str, Sequence[Any]]) -> bool:
-        """Whether nothing is left to do."""
-        verdict = self._verdict(peers)
+    def _decide_and_act(self, peers: Mapping[str, Sequence[Any]], has_heard: bool) -> float:
+        """Seconds until the next look; math.inf: nothing is left to do."""
+        verdict = self._verdict(peers, has_heard)
+        if verdict.action == REQUEUE and not has_heard:
+            verdict = self._in_turn(verdict, peers)
         if verdict.why != self._said:
             self._said = verdict.why
             tell(f"{self._duty.node}: {verdict.why}: {verdict.action}")
         if verdict.action == REQUEUE:
             self._give_next_job(verdict.why)
-        return verdict.action == REQUEUE
+            return math.inf
+        is_in_vain = verdict.action == CUT_OFF and not has_heard
+        self._pause_s = min(2 * self._pause_s, RARELY_S) if is_in_vain else AGAIN_S
+        return self._pause_s
 
-    def _verdict(self, peers: Mapping[str, Sequence[Any]]) -> Verdict:
+    def _in_turn(self, verdict: Verdict, peers: Mapping[str, Sequence[Any]]) -> Verdict:
+        """Members know each other's places by the leader, so here each takes it to be its part:
+        one after the other, and only if it still is."""
+        turn = self._nodes[1:].index(self._duty.node)
+        if turn == 0:
+            return verdict
+        time.sleep(min(turn * TURN_S, MOST_TURNS_S))
+        return self._verdict(peers, has_heard=False)
+
+    def _verdict(self, peers: Mapping[str, Sequence[Any]], has_heard: bool) -> Verdict:
         _, host, port = self._leader
         seen = self._duty.probe(host, port)
         if seen not in (ANSWERS, REFUSES):
@@ -140,6 +160,7 @@ class Succession:
             votes,
             controller=ask_controller(self._scheduler),
             node_is_down=None if down is None else leader in down,
+            has_heard=has_heard,
         )
 
     def _refused(self) -> Verdict:

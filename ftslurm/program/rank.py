@@ -28,7 +28,7 @@ from ftslurm.program.leaving import BY_CLOCK, Request, exit_code, push_due
 from ftslurm.program.progress import note_start
 from ftslurm.run.attempts import append_event
 from ftslurm.run.control import LEAVING, LOOK_INTERVAL_S, ControlFiles
-from ftslurm.run.deadline import MARGIN_S, SUBMIT, read_deadline
+from ftslurm.run.deadline import AGENTS, MARGIN_S, read_deadline
 from ftslurm.run.rank import (
     STOP_SIGNALS,
     RankEnvironment,
@@ -187,17 +187,21 @@ class Watch:
             children.send(child, due)
 
     def _deadline_s(self, request: Request) -> float:
-        """From the request on: what the node's agent has been told by now, else as at submit."""
+        """From the request on: what the node's agent has been told by now, else as at submit. What
+        is told after an order, or after our own clock has asked, only shortens the time."""
         # None only where no scheduler was asked at submit: then no time is known to be left.
-        frozen_s = self.record.emergency_deadline_s or 0.0
-        own_s = self.record.spec.checkpoint.emergency_deadline_s
-        if request.order is not None or own_s is not None:
-            return frozen_s
+        known_s = self.record.emergency_deadline_s or 0.0
+        if self.record.spec.checkpoint.emergency_deadline_s is not None:
+            return known_s
+        is_ours = request.order is not None or request.signal_name == BY_CLOCK
         if self.env.stop_at is not None and request.signal_name == BY_CLOCK:
             lead_s = self.record.spec.cluster.signal_lead_s
-            return self.env.stop_at + lead_s - MARGIN_S - request.at
-        told = read_deadline(os.environ, self.env.attempt)
-        return frozen_s if told is None or told.by == SUBMIT else told.until - request.since
+            known_s = self.env.stop_at + lead_s - MARGIN_S - request.at
+        told = read_deadline(os.environ, self.env.attempt, asked_at=request.since)
+        if told is None or told.by == AGENTS:
+            return known_s
+        told_s = told.until - request.since
+        return min(told_s, known_s) if is_ours else told_s
 
     def _patience_s(self) -> float:
         if self.request is not None:

@@ -7,6 +7,7 @@ submit holds (submit/deadline.py). Times are CLOCK_MONOTONIC, one clock for all 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
@@ -18,6 +19,9 @@ from ftslurm.run.heartbeat import beats_folder, deadline_file, is_private, make_
 MARGIN_S = 5.0
 """Agreeing on the stop step, the last barrier, and asking for the requeue (0.1 s, seen)."""
 
+LONG_PAST_S = 600.0
+"""A rank learns late of its signal where its thread is in a library: minutes, while it compiles."""
+
 LEAST_S = 1.0
 MOST_S = 3600.0
 """For a save that nothing hurries, as at a person's signal; past this the file system counts as
@@ -27,8 +31,9 @@ failed."""
 PREEMPTED, TIME_LIMIT, ENDING = "preempted", "time_limit", "ending"
 """ENDING: the job is being torn down, its processes are killed after KillWait."""
 SUBMIT = "submit"
-"""The site's settings when the run was submitted. Told of a signal of the agents' own: nobody asks
-Slurm about that."""
+"""The site's settings when the run was submitted."""
+AGENTS = "agents"
+"""A signal of the agents' own, for a slow node: nothing ends the job."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,17 @@ def write_deadline(environ: Mapping[str, str], attempt: int, deadline: Deadline)
     return True
 
 
-def read_deadline(environ: Mapping[str, str], attempt: int) -> Optional[Deadline]:
-    """None: nothing was told, or it cannot be read."""
+def read_deadline(
+    environ: Mapping[str, str], attempt: int, *, asked_at: float = -math.inf
+) -> Optional[Deadline]:
+    """None: nothing was told, it cannot be read, or it was long past when the ranks were asked to
+    leave, at `asked_at` by time.monotonic(): of another signal, which they did not get."""
     folder = beats_folder(environ, attempt)
     if folder is None or not is_private(folder):
         return None
     try:
         record = read_json(deadline_file(folder))
-        return Deadline(float(record["until"]), str(record["by"]))
+        told = Deadline(float(record["until"]), str(record["by"]))
     except (OSError, FormatError, KeyError, TypeError, ValueError):
         return None
+    return told if told.until >= asked_at - LONG_PAST_S else None

@@ -7,9 +7,13 @@ handed to whoever asks, never lost with the thread (pytorch#191391).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from ftslurm.train.persist import SaveResult
+
+LOOK_S = 0.5
+"""How often a deadline is asked for that may come nearer."""
 
 
 class BackgroundSave:
@@ -44,6 +48,11 @@ class BackgroundSave:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the result is known; False when `timeout_s` ran out."""
         return self._known.wait(timeout_s)
+
+    def wait_until(self, deadline: Callable[[], float]) -> None:
+        """Wait until the result is known, or that moment by time.monotonic() has come."""
+        while not self.is_known and (left_s := deadline() - time.monotonic()) > 0:
+            self.wait(min(left_s, LOOK_S))
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the thread is gone, retention included; False when `timeout_s` ran out."""

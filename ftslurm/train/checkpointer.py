@@ -8,6 +8,7 @@ save is in flight, and what it is writing is never overwritten.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,15 +81,10 @@ class Checkpointer:
 
     def restore(self, adopted: list[AdoptedStep] | None) -> Restored | None:
         """Continue from the newest step that all ranks verify; None when there never was one."""
-        place = Place(
-            self._groups.rank, self._groups.world_size, self._groups.control, self._place.store
-        )
+        groups = self._groups
+        place = Place(groups.rank, groups.world_size, groups.control, self._place.store)
         restorer = Restorer(
-            self._state,
-            place,
-            device=self._groups.device,
-            attempt=self._attempt,
-            node=self._groups.node,
+            self._state, place, device=groups.device, attempt=self._attempt, node=groups.node
         )
         began_at = time.monotonic()
         restored = restorer.restore(adopted, self._on_event)
@@ -122,12 +118,24 @@ class Checkpointer:
         self._start(step, position, max_failed=self._spec.max_failed_saves)
         return True
 
-    def emergency_save(self, step: int, position: Mapping[str, int], *, deadline_s: float) -> bool:
+    def emergency_save(
+        self,
+        step: int,
+        position: Mapping[str, int],
+        *,
+        deadline_s: float,
+        nearer: Callable[[], float] = lambda: math.inf,
+    ) -> bool:
         """True once `step` is committed; False, on all ranks, when the deadline passed before.
 
-        A save that fails for lack of space or the like is tried again until then.
+        A save that fails for lack of space or the like is tried again until then. `nearer`: a
+        moment by time.monotonic() that may come nearer while it waits; who gives up makes all do.
         """
-        deadline = time.monotonic() + deadline_s
+        last = time.monotonic() + deadline_s
+
+        def deadline() -> float:
+            return min(last, nearer())
+
         if not self._all_settled_by(deadline, step):
             return False
         while self.committed_step != step:
@@ -138,9 +146,9 @@ class Checkpointer:
                 return False
         return True
 
-    def _wait_for_space(self, deadline: float) -> bool:
+    def _wait_for_space(self, deadline: Callable[[], float]) -> bool:
         """Collective: False when trying again is in vain, or would come too late for a rank."""
-        is_late = time.monotonic() + RETRY_S >= deadline
+        is_late = time.monotonic() + RETRY_S >= deadline()
         if not self._setbacks.is_of_disk or any(
             largest([int(is_late)], self._groups.control, world_size=self._groups.world_size)
         ):
@@ -219,13 +227,12 @@ class Checkpointer:
     ) -> int | None:
         """Every rank goes on, or every rank raises, or all learn of a rank that lacks memory:
         nobody is left waiting in a collective."""
-        rank = self._groups.rank
         refused, broken, failed, lacking = largest(
             [
                 int(refusal is not None),
                 int(self._is_broken),
                 self._setbacks.against_attempt,
-                -1 if has_room else rank,
+                -1 if has_room else self._groups.rank,
             ],
             self._groups.control,
             world_size=self._groups.world_size,
@@ -282,18 +289,16 @@ class Checkpointer:
         word = int(busy and self._groups.rank == 0)
         return bool(largest([word], self._groups.control, world_size=self._groups.world_size)[0])
 
-    def _all_settled_by(self, deadline: float, step: int) -> bool:
+    def _all_settled_by(self, deadline: Callable[[], float], step: int) -> bool:
         """Collective: True when no rank has a save in flight any more and none lost the others."""
         if self._in_flight is not None:
-            self._in_flight.wait(max(0.0, deadline - time.monotonic()))
+            self._in_flight.wait_until(deadline)
             self._harvest()
+        words = [int(self._in_flight is not None), int(self._is_broken)]
+        timeout_s = max(0.0, deadline() - time.monotonic()) + AGREEMENT_GRACE_S
+        group, size = self._groups.control, self._groups.world_size
         try:
-            late, broken = largest(
-                [int(self._in_flight is not None), int(self._is_broken)],
-                self._groups.control,
-                world_size=self._groups.world_size,
-                timeout_s=max(0.0, deadline - time.monotonic()) + AGREEMENT_GRACE_S,
-            )
+            late, broken = largest(words, group, world_size=size, timeout_s=timeout_s)
         except RuntimeError as error:
             # A peer is dead or stuck; a deadline is there so that this rank can still leave.
             reason = f"a rank did not answer in time: {error}"

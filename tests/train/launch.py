@@ -14,7 +14,6 @@ import atexit
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import IO, Optional
 
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.files import write_json
+from ftslurm.recovery.claim import choose_port
 from ftslurm.run.attempts import AdoptedStep, Attempt, claim
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, to_dict
@@ -125,7 +125,7 @@ class Launch:
         world_size: int,
         environ: Optional[Mapping[str, str]] = None,
         module: Optional[str] = None,
-        kill_wait_s: float = 5.0,
+        kill_wait_s: float = 20.0,
     ) -> None:
         """`module`: start `python -m MODULE` afresh for each rank instead of forking."""
         self.layout = layout
@@ -143,7 +143,7 @@ class Launch:
     def signal(self, rank: int, number: int) -> None:
         os.kill(self.pids[rank], number)
 
-    def wait(self, *, deadline_s: float = 60.0) -> Ended:
+    def wait(self, *, deadline_s: float = 100.0) -> Ended:
         """Wait for all ranks; past the deadline they are KILLed and an AssertionError raised."""
         deadline = time.monotonic() + deadline_s
         kill_at = deadline
@@ -232,9 +232,9 @@ def rank_environ(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not one of those that the kernel gives to whoever asks for any (ip_local_port_range): such a
+    one may be another's by the time that the ranks have loaded torch."""
+    return choose_port(f"{os.getpid()} {time.monotonic_ns()}")
 
 
 _zygote: Optional[subprocess.Popen[str]] = None

@@ -283,6 +283,7 @@ def test_when_every_step_is_damaged_nothing_moves_and_nothing_starts_over(tmp_pa
         with pytest.raises(CheckpointError, match="does not start from step 0") as caught:
             second.checkpointer.restore(None)
         assert "step 1" in str(caught.value) and "step 2" in str(caught.value)
+        assert str(caught.value).endswith("has read them: try another node before")
         assert second.steps() == ["step-000000000001", "step-000000000002"]
 
 

