@@ -24,11 +24,13 @@ GRES = "n1|gpu:h100:2(S:0-1)\nn2|gpu:h100:2(S:0,1)\nn3|(null)\n"
 class Slurm:
     """Prints a recorded configuration, with some of its lines changed; `preempt` and `grace` are
     the partition's, `accounts` what `sacctmgr show qos` prints (None: it fails), `default_qos` that
-    of the user's own account, `gres` what sinfo prints."""
+    of the user's own account, `gres` what sinfo prints; `state`, `total`, `most`, `groups`: of each
+    partition its state, its nodes, those that one job may have, and whom it is for."""
 
     def __init__(
         self, version, *, grace="120", preempt="REQUEUE", accounts=None, gres=GRES, shared="NO",
-        said_at="", default_qos="", **changed,
+        said_at="", default_qos="", state="UP", total="4", most="UNLIMITED", groups="ALL",
+        **changed,
     ):  # fmt: skip
         lines = (DATA / f"slurm-{version}" / "config.txt").read_text().splitlines()
         settings = {**WELL_SET, **changed}
@@ -48,6 +50,10 @@ class Slurm:
             partitions.replace("GraceTime=15", f"GraceTime={grace}")
             .replace("PreemptMode=REQUEUE", f"PreemptMode={preempt}")
             .replace("OverSubscribe=NO", f"OverSubscribe={shared}")
+            .replace("State=UP", f"State={state}")
+            .replace("TotalNodes=4", f"TotalNodes={total}")
+            .replace("MaxNodes=UNLIMITED", f"MaxNodes={most}")
+            .replace("AllowGroups=ALL", f"AllowGroups={groups}")
         )
 
     def __call__(self, argv, timeout_s):
@@ -64,12 +70,12 @@ class Slurm:
         return Completed(0, self.config if "config" in argv else self.partitions, "")
 
 
-def slurm(version="22.05", partition="low", qos="", off_s=0.0, **changed):
+def slurm(version="22.05", partition="low", qos="", nodes=1, off_s=0.0, uid=None, **changed):
     """The recorded slurmctld, whose clock is `off_s` ahead of this machine's."""
     run = Slurm(version, **changed)
     first = (DATA / f"slurm-{version}" / "config.txt").read_text().partition("\n")[0]
     then = time.mktime(time.strptime(first.rpartition(" ")[2], "%Y-%m-%dT%H:%M:%S"))
-    return slurm_lines(partition, qos, run=run, clock=lambda: then + 0.5 - off_s)
+    return slurm_lines(partition, qos, nodes, uid=uid, run=run, clock=lambda: then + 0.5 - off_s)
 
 
 def lines_of(version="22.05", **changed):

@@ -41,11 +41,14 @@ class OldRun:
     def event(self, attempt, kind, at, **facts):
         append_event(self.layout.attempt(attempt), kind, now=lambda: BEGAN + at, **facts)
 
-    def attempt(self, at, *, steps, restored=None, saved_by=2, ranks=2, loss=0.5, tokens=100):
+    def attempt(
+        self, at, *, steps, restored=None, saved_by=2, ranks=2, loss=0.5, tokens=100,
+        nodes=("n1", "n2"),
+    ):  # fmt: skip
         """Trains `steps`, a range of their numbers, a second each."""
         made = claim(
             self.layout,
-            Attempt(0, "7", 0, ["n1", "n2"], claimed_at=BEGAN + at, tasks_per_node=1,
+            Attempt(0, "7", 0, list(nodes), claimed_at=BEGAN + at, tasks_per_node=1,
                     world_size=ranks),
         )  # fmt: skip
         self.event(made.number, "claimed", at)

@@ -1,5 +1,7 @@
 """A well-set cluster gets no complaint; each setting broken once is named, and nothing else is."""
 
+import grp
+import pwd
 import time
 
 import pytest
@@ -19,6 +21,9 @@ def test_a_well_set_cluster_gets_no_complaint(version):
         assert not line.todo
 
 
+NOBODY = pwd.getpwnam("nobody")
+THEIRS = grp.getgrgid(NOBODY.pw_gid).gr_name
+
 HARMLESS = [
     {"preempt": "REQUEUE,WITHIN"},
     {"preempt": "OFF", "grace": "0"},
@@ -31,6 +36,12 @@ HARMLESS = [
     {"gres": "n1|\nn2|(null)\n"},
     {"off_s": 2.0},
     {"MaxArraySize": "0"},
+    {"nodes": 4},
+    {"nodes": 3, "most": "3"},
+    {"groups": "root", "uid": 0},
+    {"groups": f"root,{THEIRS}", "uid": NOBODY.pw_uid},
+    {"groups": "root,of_slurmctld_only", "uid": NOBODY.pw_uid},
+    {"groups": "root", "uid": 2**31 - 7},
 ]
 
 
@@ -56,6 +67,13 @@ def test_what_holds_for_any_prolog_is_looked_at_for_one_of_the_sites_own():
 
 
 BROKEN = [
+    ("slurm.partition", FAIL, {"state": "DOWN"}),
+    ("slurm.partition", FAIL, {"state": "DRAIN"}),
+    ("slurm.partition", FAIL, {"state": "INACTIVE"}),
+    ("slurm.partition", FAIL, {"nodes": 5}),
+    ("slurm.partition", FAIL, {"nodes": 3, "most": "2"}),
+    ("slurm.partition", FAIL, {"total": "0"}),
+    ("slurm.partition", FAIL, {"groups": "root", "uid": NOBODY.pw_uid}),
     ("slurm.grace", WARN, {"grace": "15"}),
     ("slurm.preempt_mode", WARN, {"preempt": "CANCEL"}),
     ("slurm.preempt_mode", WARN, {"preempt": "SUSPEND"}),

@@ -118,7 +118,7 @@ def test_it_is_cheap_among_many_runs(tmp_path):
         saved(tmp_path, f"old-{number}")
     took_s = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         cheap_findings(slurm_spec(), GOOD, tmp_path)
-        took_s.append(time.perf_counter() - began)
+        took_s.append(time.process_time() - began)
     assert min(took_s) < 0.05, took_s

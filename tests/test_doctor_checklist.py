@@ -1,6 +1,7 @@
 """What runs have left on record answers the checklist; what they have not is said to be unknown."""
 
 import json
+import os
 import time
 
 import pytest
@@ -233,6 +234,17 @@ def test_the_verb_answers_for_people_and_for_programs(tmp_path, monkeypatch, cap
     assert "17  after a restore" in text and "not known, by the newest 1 run" in text
     assert main(["doctor", "--checklist", str(tmp_path / "none")]) == 1
     assert "name a run directory" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["doctor", "--checklist", str(tmp_path / "file")]) == 1
+    assert "name a run directory" in capsys.readouterr().err
+    (tmp_path / "dangling").symlink_to("/nowhere/at/all")
+    for name in ("file", "dangling", "file/runs"):
+        assert main(["doctor", "--checklist", "--runs", str(tmp_path / name)]) == 1
+        told = f"{tmp_path / name.partition('/')[0]}` is no folder that you may look into"
+        assert told in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert main(["doctor", "--checklist"]) == 1
+    assert "may look into; name another with --runs" in capsys.readouterr().err
 
 
 def saves(tmp_path, *seconds, deadline_s=60.0):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ftslurm.cli import main
+from ftslurm.doctor import folder_checks
 from ftslurm.doctor.folder_checks import LEFT_S, OWN, check_folder
 from ftslurm.doctor.host_checks import check_host
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN
@@ -21,7 +22,7 @@ from ftslurm.run.mounts import Mount, mount_of
 
 
 def test_a_good_folder_passes_every_trial_and_is_left_as_it_was(tmp_path):
-    lines = check_folder(tmp_path, need=Need(1e6, 3), size_bytes=8 << 20)
+    lines = list(check_folder(tmp_path, need=Need(1e6, 3), size_bytes=8 << 20))
     states = {one.name: one.state for one in lines}
     assert set(states.values()) <= {OK, WARN}  # a slow disk may be told
     for name in ("exclusive_create", "rename", "append", "modes", "room"):
@@ -39,13 +40,13 @@ def test_a_folder_of_a_doctor_that_was_killed_is_taken_away_by_the_next_one(tmp_
     os.utime(other, (an_hour_ago, an_hour_ago))
     if os.geteuid() == 0:
         os.chown(other, 12345, -1)
-    check_folder(tmp_path, need=None, size_bytes=0)
+    assert len(list(check_folder(tmp_path, need=None, size_bytes=0))) == 8
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {young.name} | ({other.name} if os.geteuid() == 0 else set())
 
 
 def test_a_folder_that_cannot_hold_the_checkpoints_fails(tmp_path):
-    lines = check_folder(tmp_path, need=Need(1e18, 3), size_bytes=0)
+    lines = list(check_folder(tmp_path, need=Need(1e18, 3), size_bytes=0))
     room = next(one for one in lines if one.name == "folder.room")
     assert room.state == FAIL
     assert "checkpoint.keep_last" in room.todo
@@ -56,6 +57,29 @@ def test_a_folder_that_nobody_can_write_to_fails_with_a_sentence(tmp_path):
     assert (line.state, line.name) == (FAIL, "folder.writable")
 
 
+@pytest.mark.parametrize("name", ["file", "file/runs", "dangling", "dangling/runs"])
+def test_what_is_no_folder_is_no_place_for_runs(tmp_path, name, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("/nowhere/at/all")
+    argv = ["doctor", "--here", "--write-gb", "0", "--runs", str(tmp_path / name)]
+    assert main(argv) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
+    assert f"folder.writable          `{tmp_path / name.partition('/')[0]}`: " in line
+
+
+def test_below_a_folder_that_is_closed_that_folder_is_named(tmp_path, monkeypatch):
+    really = os.lstat
+
+    def refused(path, **more):
+        if "closed/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return really(path, **more)
+
+    monkeypatch.setattr(os, "lstat", refused)
+    (tmp_path / "closed").mkdir()
+    assert folder_checks.nearest(tmp_path / "closed/runs/deeper") == tmp_path / "closed"
+
+
 def test_a_file_system_that_lets_all_win_a_claim_is_found(tmp_path, monkeypatch):
     really = os.open
 
@@ -63,7 +87,7 @@ def test_a_file_system_that_lets_all_win_a_claim_is_found(tmp_path, monkeypatch)
         return really(path, flags & ~os.O_EXCL, *rest, **more)
 
     monkeypatch.setattr(os, "open", lenient)
-    lines = check_folder(tmp_path, need=None, size_bytes=0)
+    lines = list(check_folder(tmp_path, need=None, size_bytes=0))
     line = next(one for one in lines if one.name == "folder.exclusive_create")
     assert line.state == FAIL
     assert "8 did" in line.seen
@@ -81,6 +105,7 @@ def fake_disk(*, free_bytes=1 << 40, inodes=0, free_inodes=0):
         ({}, Need(1e9, 3), OK, "needed for 3 checkpoints"),
         ({"free_bytes": 5 * 10**9}, Need(1e9, 3), FAIL, "5.000 GB free"),
         ({"inodes": 10**6, "free_inodes": 50_000}, None, WARN, "50000 inodes left"),
+        ({"free_bytes": 9 * 10**8}, None, WARN, "0.900 GB free"),
         ({"inodes": 10**6, "free_inodes": 50_000}, Need(1e9, 3, 2000), OK, "for 8000 files"),
         ({"inodes": 10**6, "free_inodes": 9_000}, Need(1e9, 3, 2000), FAIL, "9000 inodes"),
         ({"inodes": 0, "free_inodes": 0}, Need(1e9, 3, 2000), OK, "free"),
@@ -140,10 +165,55 @@ def refuse_folders(fd, really=os.fsync):
 
 def test_one_trial_that_is_refused_leaves_the_others_standing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", refuse_folders)
-    lines = check_folder(tmp_path, need=Need(1e6, 3), size_bytes=0)
+    lines = list(check_folder(tmp_path, need=Need(1e6, 3), size_bytes=0))
     assert len(lines) == 8
     assert [one.name for one in lines if one.state == FAIL] == ["folder.fsync"]
     assert "Invalid argument" in next(one.seen for one in lines if one.state == FAIL)
+
+
+def test_what_is_written_to_measure_leaves_most_of_the_room_and_takes_some_seconds(
+    tmp_path, monkeypatch
+):
+    """A disk of 40 MB, and one on which each block takes 2 s."""
+    written = []
+    monkeypatch.setattr(
+        folder_checks, "_rate", lambda _, block, count: written.append(count) or 1e9
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _: fake_disk(free_bytes=40 << 20))
+    folder_checks.write_rate(tmp_path, 1 << 30)
+    assert written == [1, 1]  # 8 of 40 MiB
+    monkeypatch.setattr(os, "statvfs", lambda _: fake_disk())
+    monkeypatch.setattr(
+        folder_checks, "_rate", lambda _, block, count: written.append(count) or 2e6
+    )
+    folder_checks.write_rate(tmp_path, 1 << 30)
+    assert written[2:] == [1, 3]  # 16 of 20 MB
+    folder_checks.write_rate(tmp_path, 1 << 22)
+    assert written[4:] == [1]
+
+
+def test_a_disk_on_which_no_file_can_be_made_is_not_blamed_for_its_claims(tmp_path, monkeypatch):
+    really = os.open
+
+    def full(path, flags, *rest, **more):
+        if flags & os.O_CREAT and "claim" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return really(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    found = {one.name: one for one in check_folder(tmp_path, need=None, size_bytes=0)}
+    line = found["folder.exclusive_create"]
+    assert (line.state, line.todo) == (FAIL, "make room, or ask for quota")
+    assert found["folder.rename"].state == OK
+
+
+def test_a_disk_without_room_for_a_folder_is_told_as_full(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder_checks.tempfile, "mkdtemp", full)
+    (line,) = check_folder(tmp_path, need=None, size_bytes=0)
+    assert (line.state, line.todo) == (FAIL, "make room, or ask for quota")
 
 
 def test_a_quota_that_is_met_while_measuring_is_told_as_one(tmp_path, monkeypatch):

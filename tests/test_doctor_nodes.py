@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import sys
 
 import pytest
@@ -126,6 +127,28 @@ BROKEN = [
         "n2: 4 GB",
     ),
 ]
+
+
+MANY = [
+    lambda one: one.hello.update(sees_folder=False),
+    lambda one: one.hello.update(mount=["ext4", f"/dev/{one.node}"]),
+    lambda one: one.hello.update(gpus={one.node: 8}, interfaces={one.node: "10.0.0.1"}),
+    lambda one: one.seen.update(seen_s={}, strange=[f"replaced: Stale {one.node}"]),
+    lambda one: one.claims.update(error="No space left on device", errno=28),
+    lambda one: one.seen.clear(),
+    lambda one: None,
+]
+
+
+@pytest.mark.parametrize("change", MANY)
+def test_of_hundreds_of_nodes_a_line_names_a_few_and_their_number(change):
+    nodes = [copy.deepcopy(node(task)) for task in range(512)]
+    for one in nodes[1:]:
+        change(one)
+    lines = judge(Trialled(nodes, "torch", made=True))
+    for line in lines:
+        assert len(line.seen) < 500, line
+    assert any(re.search(r"and 50\d more|512 nodes", line.seen) for line in lines)
 
 
 @pytest.mark.parametrize(("name", "state", "change", "word"), BROKEN)

@@ -18,7 +18,7 @@ from typing import Any, Optional, Protocol
 from ftslurm.doctor import node_trial
 from ftslurm.doctor.folder_checks import own_folder
 from ftslurm.doctor.line import Line, fail
-from ftslurm.doctor.node_facts import Clock, NodeFacts, Trialled
+from ftslurm.doctor.node_facts import Clock, NodeFacts, Trialled, names
 from ftslurm.doctor.node_lines import judge
 from ftslurm.doctor.spoken import Pieces, order_line
 from ftslurm.doctor.watch import LOOKS_S
@@ -125,7 +125,7 @@ class Conductor:
     def conduct(self, staged_bytes: Optional[float], stop_signal: str, size_bytes: int) -> Trialled:
         self._say(f"asking Slurm for {self._count} nodes")
         self._meet(staged_bytes, stop_signal)
-        self._say(f"on {', '.join(one.node for one in self.facts)}")
+        self._say(f"on {names([one.node for one in self.facts])}")
         made = self._make_and_watch()
         if made:
             self._claim()
@@ -148,7 +148,7 @@ class Conductor:
         for task, facts in answers.items():
             self.facts[task].hello = facts
         if len(answers) < self._count:
-            there = ", ".join(self.facts[task].node for task in sorted(answers))
+            there = names([self.facts[task].node for task in sorted(answers)])
             raise TrialEnded(
                 f"of {self._count} nodes {there} answered, and no other in {self._queue_s:.0f} s;"
                 f" {self._last_word()}"
@@ -216,7 +216,7 @@ class Conductor:
                 return
             if self._clock() >= told_at:
                 told_at = self._clock() + 10.0
-                self._say(f"{', '.join(waiting)} does not see everything yet ({longest_s:.0f} s)")
+                self._say(f"{names(waiting)} does not see everything yet ({longest_s:.0f} s)")
             self._nodes.hear(0.5)
 
     def _ask(

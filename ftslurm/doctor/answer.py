@@ -22,6 +22,10 @@ class Asked:
     free_bytes: Optional[float]
     slurm: Optional[Mapping[str, Line]]
     """Line of doctor by its name; None: Slurm was not asked."""
+    store: Sequence[Line] = ()
+    """Of the bucket; empty: none was named."""
+    at: float = 0.0
+    """UTC seconds; now."""
 
 
 @dataclass(frozen=True)

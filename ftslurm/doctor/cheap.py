@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional
 
+from ftslurm.doctor.folder_checks import nearest
 from ftslurm.doctor.line import Line, warn
 from ftslurm.doctor.mounts import check_mount
 from ftslurm.doctor.room import check_room, need_of_run
@@ -25,7 +26,7 @@ _NUM_EARLIER = 5
 def cheap_findings(spec: RunSpec, site: Optional[Site], runs_dir: Path) -> list[Line]:
     """For a run that is about to be submitted; `runs_dir` need not exist yet."""
     found: list[Optional[Line]] = []
-    folder = _nearest(runs_dir.absolute())
+    folder = nearest(runs_dir)
     mount = mount_of(folder)
     # That memory goes with its host, submit/refuse.py says.
     if mount is not None and mount.kind not in IN_MEMORY + OF_CONTAINER:
@@ -82,9 +83,3 @@ def _suspends(spec: RunSpec, site: Site) -> Optional[Line]:
                 "its collectives may time out meanwhile; choose a partition that requeues",
             )
     return None
-
-
-def _nearest(folder: Path) -> Path:
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return folder

@@ -18,19 +18,25 @@ from ftslurm.doctor.checklist import answers, counted
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
 from ftslurm.doctor.run_facts import Past, past_runs
 from ftslurm.doctor.run_history import read_past_run
-from ftslurm.errors import EXIT_FAILED, EXIT_OK
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.mounts import mount_of
 from ftslurm.run.record import read_record
+from ftslurm.run.sweep_layout import place_of_run
 
 _MARKS = {OK: "yes ", WARN: "part", FAIL: "NO  ", SKIPPED: "?   "}
 
 
 def show_checklist(
-    run: str, runs: Path, slurm: Callable[[], Optional[Sequence[Line]]], *, as_json: bool
+    run: str,
+    runs: Path,
+    slurm: Callable[[], Optional[Sequence[Line]]],
+    store: Callable[[], Sequence[Line]],
+    *,
+    as_json: bool,
 ) -> int:
     """`run`: a run directory; empty: the newest below `runs`."""
-    found = read_asked(run, runs, slurm())
+    found = read_asked(run, runs, slurm(), store())
     told = answers(found)
     if as_json:
         print(json.dumps(to_json(told, found), indent=1))  # noqa: T201
@@ -43,13 +49,17 @@ def read_asked(
     run: str,
     runs: Path,
     slurm: Optional[Sequence[Line]],
+    store: Sequence[Line] = (),
     *,
     now: Callable[[], float] = time.time,
 ) -> Asked:
-    """RunError where `run` is none."""
+    """RunError where `run` is none, or `runs` may not be looked into."""
     past: list[Past]
+    # By `/.` no file is taken for a folder.
+    if not run and not os.access(f"{runs}/.", os.R_OK | os.X_OK):
+        raise RunError(f"`{runs}` is no folder that you may look into; name another with --runs")
     if run:
-        layout = RunLayout(Path(run).absolute())
+        layout = RunLayout(place_of_run(run).absolute())
         past, runs = [Past(layout, read_record(layout))], layout.root
     else:
         past = list(past_runs(runs, with_tasks=True))
@@ -60,6 +70,8 @@ def read_asked(
         mount=mount_of(runs),
         free_bytes=float(disk.f_bavail * disk.f_frsize),
         slurm=None if slurm is None else {line.name: line for line in slurm},
+        store=store,
+        at=now(),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Optional
 
 from ftslurm.doctor.answer import Answer, Asked, known, newest, partly, unknown, wrong
+from ftslurm.doctor.line import FAIL, SKIPPED
 from ftslurm.doctor.run_facts import percentile
 from ftslurm.doctor.run_history import PastRun, Restore, Step
 from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK
@@ -127,11 +128,22 @@ def measured(asked: Asked) -> Answer:
 
 def object_store(asked: Asked) -> Answer:
     question = "object store: versions kept, least rights, encryption, access log"
-    return unknown(
-        question,
-        "nothing of ftslurm writes to an object store, so none was looked at",
-        "where you copy checkpoints to one, ask its own tools",
-    )
+    lines = asked.store
+    if not lines:
+        return unknown(
+            question,
+            "nothing of ftslurm writes to an object store, and none was named",
+            "where you copy checkpoints to one, name it: --object-store s3://BUCKET",
+        )
+    seen = "; ".join(f"{line.name}: {line.seen}" for line in lines)
+    todo = "; ".join(line.todo for line in lines if line.todo)
+    states = {line.state for line in lines}
+    if FAIL in states:
+        return wrong(question, seen, todo, asked.at)
+    if states == {SKIPPED}:
+        return unknown(question, seen, "ask with the rights of whoever copies there")
+    rights = "whether whoever copies has no more rights than that takes, only its policy tells"
+    return partly(question, seen, "; ".join(filter(None, (todo, rights))), asked.at)
 
 
 def same_world_size(asked: Asked) -> Answer:

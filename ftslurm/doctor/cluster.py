@@ -31,6 +31,10 @@ class Cluster:
     gres: Optional[Mapping[str, str]] = None
     """Node of the partition -> its gres."""
     clock_off_s: Optional[float] = None
+    nodes: int = 1
+    """Of the run."""
+    may_use: bool = True
+    """This user the partition, by its AllowGroups."""
 
     def all(self, key: str) -> list[str]:
         """Later versions number what may come more than once, and print it so even when it comes

@@ -1,10 +1,9 @@
 """`ftslurm doctor`: is this cluster, and this machine, set up so that runs survive?
 
 Tries rather than asks, where that does no harm, and changes nothing but a folder of its own that it
-takes away again; it submits a job only for --across. Object stores are not looked at, and a line
-says so: to ask for versions, encryption and the like takes the rights of what copies checkpoints
-there, which a run has not. Exit 0: nothing stands against a run; 1: something
-does; 3: nothing that could be looked at does, and Slurm could not be asked.
+takes away again; it submits a job only for --across, and asks for the settings of a bucket only
+where one is named. Exit 0: nothing stands against a run; 1: something does; 3: nothing that could
+be looked at does, and Slurm could not be asked.
 """
 
 from __future__ import annotations
@@ -14,21 +13,26 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 from ftslurm.doctor.across import check_across
+from ftslurm.doctor.bucket_lines import STORE
 from ftslurm.doctor.checklist_command import show_checklist
 from ftslurm.doctor.cluster import Cluster
-from ftslurm.doctor.folder_checks import check_folder
+from ftslurm.doctor.folder_checks import check_folder, nearest
 from ftslurm.doctor.host_checks import check_host
+from ftslurm.doctor.in_time import SilentError, in_time
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line, fail, skipped
+from ftslurm.doctor.object_store import bucket_of, check_bucket
+from ftslurm.doctor.own_groups import may_use
 from ftslurm.doctor.room import Need, need_of_run
 from ftslurm.doctor.run_facts import check_emergency_saves, past_runs
 from ftslurm.doctor.slurm_checks import check_partition, check_slurm
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, SchedulerError, UsageError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, UsageError
 from ftslurm.plan.quantities import count, from_zero, positive
 from ftslurm.scheduler.settings import own_default_qos, read_gres, read_qos, read_settings
 from ftslurm.scheduler.slurm import Runner, run_command
@@ -36,11 +40,12 @@ from ftslurm.scheduler.slurm_parse import parse_version
 
 _EXAMPLES = """\
 examples:
-  ftslurm doctor                                  Slurm's default partition, ./runs, this machine
+  ftslurm doctor                                   Slurm's default partition, ./runs, this machine
   ftslurm doctor --partition gpu --runs /scratch/$USER/runs --state-gb 980 --nodes 16
-  srun ftslurm doctor --here                      what ranks will find on a node
-  ftslurm doctor --across 2 --partition gpu       a job of 2 nodes: what they see of each other
-  ftslurm doctor --checklist                      what is known of runs here, and since when
+  srun ftslurm doctor --here                       what ranks will find on a node
+  ftslurm doctor --across 2 --partition gpu        a job of 2 nodes: what they see of each other
+  ftslurm doctor --object-store s3://checkpoints   and the bucket that steps are copied to
+  ftslurm doctor --checklist                       what is known of runs here, and since when
   ftslurm doctor --json | jq '.lines[] | select(.state != "ok")'
 
 exit code: 0 nothing stands against a run, 1 something does (a line with FAIL), 2 wrong use,
@@ -49,24 +54,29 @@ exit code: 0 nothing stands against a run, 1 something does (a line with FAIL), 
 EXIT_NO_SLURM = 3
 NO_SLURM = "slurm"
 _NO_OBJECT_STORE = (
-    "nothing of ftslurm writes to one; where checkpoints are copied to one (S3), its versions,"
-    " encryption and TLS are for whoever copies to look at"
+    "nothing of ftslurm writes to one; where checkpoints are copied to one, --object-store"
+    " s3://BUCKET asks for its versions, encryption and TLS"
 )
 
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = _parser().parse_args(argv)
+    if options.object_store:
+        bucket_of(options.object_store)
     if "://" in options.runs:
         raise UsageError(
             f"--runs is `{options.runs}`; runs lie on a file system, name a folder there, and have"
             " finished steps copied to an object store"
         )
-    runs = _nearest(Path(options.runs))
     if options.checklist is not None:
         return show_checklist(
-            options.checklist, runs, lambda: _slurm_or_none(options), as_json=options.json
+            options.checklist,
+            _found_in_time(Path(options.runs)),
+            lambda: _slurm_or_none(options),
+            lambda: _of_store(options),
+            as_json=options.json,
         )
-    lines = _looked_at(options, runs)
+    runs, lines = _looked_at(options)
     if options.json:
         record = {"schema_version": 1, "runs": str(runs), "lines": [asdict(one) for one in lines]}
         print(json.dumps(record, indent=1))  # noqa: T201
@@ -77,30 +87,36 @@ def main(argv: Optional[list[str]] = None) -> int:
     return EXIT_NO_SLURM if any(one.name == NO_SLURM for one in lines) else EXIT_OK
 
 
-def _looked_at(options: argparse.Namespace, runs: Path) -> list[Line]:
-    state_bytes = options.state_gb * 1e9 if options.state_gb else None
-    need = Need(state_bytes, options.keep) if state_bytes else None
-    staged_bytes = state_bytes / options.nodes if state_bytes else None
-    size_bytes = int(options.write_gb * 1e9)
-    lines = [] if options.here else slurm_lines(options.partition, options.qos)
-    past = list(past_runs(Path(options.runs)))
-    saved = (need_of_run(one, kept=options.keep) for one in past)
-    need = need or next((one for one in saved if one is not None), None)
-    lines += check_folder(runs, need=need, size_bytes=size_bytes)
-    lines.append(skipped("folder.object_store", _NO_OBJECT_STORE))
-    lines.append(check_emergency_saves(past))
-    if options.across:
-        return lines + check_across(
+def _looked_at(options: argparse.Namespace) -> tuple[Path, list[Line]]:
+    """And the folder that was tried."""
+    runs, lines = Path(options.runs).absolute(), []
+    if not options.here:
+        lines += slurm_lines(options.partition, options.qos, options.nodes)
+    try:
+        for found in in_time(partial(_on_disk, options), say=_to_stderr):
+            if isinstance(found, Path):
+                runs = found
+            else:
+                lines.append(found)
+        answers = True
+    except SilentError as error:
+        answers, last = False, lines[-1].name if lines else ""
+        told = f"`{runs}`: {error}{f', after {last}' if last.startswith('folder.') else ''}"
+        lines.append(fail("folder.answers", told, _HANGS))
+    lines += _of_store(options) or [skipped(STORE, _NO_OBJECT_STORE)]
+    staged_bytes = options.state_gb * 1e9 / options.nodes if options.state_gb else None
+    if options.across and answers:
+        return runs, lines + check_across(
             runs,
             nodes=options.across,
             partition=options.partition.partition(",")[0],
             qos=options.qos,
             staged_bytes=staged_bytes,
             stop_signal=options.signal,
-            size_bytes=size_bytes,
+            size_bytes=int(options.write_gb * 1e9),
             say=_to_stderr,
         )
-    return lines + check_host(
+    return runs, lines + check_host(
         os.environ,
         staged_bytes=staged_bytes,
         stop_signal=options.signal,
@@ -108,8 +124,38 @@ def _looked_at(options: argparse.Namespace, runs: Path) -> list[Line]:
     )
 
 
+def _found_in_time(runs: Path) -> Path:
+    try:
+        found: Path = next(in_time(lambda: iter([nearest(runs)]), say=_to_stderr))
+    except SilentError as error:
+        raise RunError(f"`{runs}`: {error}; {_HANGS}") from None
+    return found
+
+
+_HANGS = (
+    "its file server is away or overloaded: the kernel's log and whoever runs it tell more; name"
+    " another folder with --runs"
+)
+
+
+def _of_store(options: argparse.Namespace) -> list[Line]:
+    return check_bucket(bucket_of(options.object_store)) if options.object_store else []
+
+
+def _on_disk(options: argparse.Namespace) -> Iterator[Union[Path, Line]]:
+    """The folder that is there, then what is found in it."""
+    runs = nearest(Path(options.runs))
+    yield runs
+    past = list(past_runs(Path(options.runs)))
+    need = Need(options.state_gb * 1e9, options.keep) if options.state_gb else None
+    saved = (need_of_run(one, kept=options.keep) for one in past)
+    need = need or next((one for one in saved if one is not None), None)
+    yield from check_folder(runs, need=need, size_bytes=int(options.write_gb * 1e9))
+    yield check_emergency_saves(past)
+
+
 def _slurm_or_none(options: argparse.Namespace) -> Optional[list[Line]]:
-    lines = slurm_lines(options.partition, options.qos)
+    lines = slurm_lines(options.partition, options.qos, options.nodes)
     return None if lines[0].name == NO_SLURM else lines
 
 
@@ -120,12 +166,15 @@ def _to_stderr(text: str) -> None:
 def slurm_lines(
     partition: str,
     qos: str = "",
+    nodes: int = 1,
     *,
+    uid: Optional[int] = None,
     run: Runner = run_command,
     clock: Callable[[], float] = time.time,
 ) -> list[Line]:
-    """`partition`: one or, as sbatch takes it, several with commas. UsageError for one that is not
-    there."""
+    """`partition`: one or, as sbatch takes it, several with commas; `nodes`: of the run; `uid`:
+    whose, None: this process's. UsageError for a partition that is not there."""
+    uid = os.geteuid() if uid is None else uid
     try:
         found = read_settings(run=run, clock=clock)
     except SchedulerError as error:
@@ -147,17 +196,10 @@ def slurm_lines(
     version = parse_version(found.config["SLURM_VERSION"])
     first, *others = [
         Cluster(found.config, there[name], version, known, qos or own, bool(own),
-                read_gres(name, run=run), found.clock_off_s) for name in chosen
+                read_gres(name, run=run), found.clock_off_s, nodes,
+                may_use(there[name].get("AllowGroups", "ALL"), uid)) for name in chosen
     ]  # fmt: skip
     return [*check_slurm(first), *(line for one in others for line in check_partition(one))]
-
-
-def _nearest(folder: Path) -> Path:
-    """What is there of it: a folder for runs is made by the first submit."""
-    folder = folder.absolute()
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def _told(lines: Sequence[Line]) -> list[str]:
@@ -200,9 +242,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--state-gb", type=positive, metavar="GB", help="size of a checkpoint (`ftslurm plan` says)"
     )
-    add("--nodes", type=count, default=1, metavar="N", help="of the run: its state is spread (1)")
+    add(
+        "--nodes",
+        type=count,
+        default=1,
+        metavar="N",
+        help="of the run, which is spread over them (1)",
+    )
     add("--keep", type=count, default=3, metavar="K", help="checkpoints kept (3)")
     add("--write-gb", type=from_zero, default=0.25, metavar="GB", help="written to measure (0.25)")
+    add("--object-store", metavar="s3://BUCKET", help="asked for its settings through `aws`")
     add("--signal", choices=("USR1", "USR2"), default="USR1", help="cluster.signal (USR1)")
     add("--json", action="store_true", help="for programs; schema_version 1")
     return parser

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import IO, Optional
 
 from ftslurm.doctor.line import Line, fail, ok, skipped, warn
 from ftslurm.doctor.mounts import check_mount
@@ -25,6 +25,7 @@ from ftslurm.run.mounts import mount_of
 
 SLOW_FSYNC_S = 0.5
 BLOCK_BYTES = 4 << 20
+SPEED_S = 10.0
 CLAIMANTS, CLAIMS = 8, 10
 OWN = ".ftslurm-doctor-"
 LEFT_S = 3600.0
@@ -46,9 +47,17 @@ def own_folder(folder: Path, *, now: Callable[[], float] = time.time) -> Iterato
         shutil.rmtree(made, ignore_errors=True)
 
 
-def check_folder(folder: Path, *, need: Optional[Need], size_bytes: int) -> list[Line]:
+def nearest(folder: Path) -> Path:
+    """What is there of it, as far as may be seen: a folder for runs is made by the first submit."""
+    folder = folder.absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return folder
+
+
+def check_folder(folder: Path, *, need: Optional[Need], size_bytes: int) -> Iterator[Line]:
     """`need`: of the checkpoints, None where nobody has said; `size_bytes`: written to measure the
-    speed."""
+    speed. Each line as soon as its trial is over."""
     try:
         with own_folder(folder) as own:
             trials: list[tuple[str, Callable[[], Line]]] = [
@@ -56,10 +65,12 @@ def check_folder(folder: Path, *, need: Optional[Need], size_bytes: int) -> list
             ]
             trials.append(("folder.room", partial(check_room, folder, need)))
             trials.append(("folder.speed", partial(_speed, "folder.speed", own, size_bytes)))
-            return [check_mount(mount_of(own)), *(_tried(name, trial) for name, trial in trials)]
+            yield check_mount(mount_of(own))
+            yield from (_tried(name, trial) for name, trial in trials)
     except OSError as error:
-        todo = "name a folder that you can write to, with --runs"
-        return [fail("folder.writable", f"`{folder}`: {error.strerror or error}", todo)]
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        todo = _ROOM if full else "name a folder that you can write to, with --runs"
+        yield fail("folder.writable", f"`{folder}`: {error.strerror or error}", todo)
 
 
 def _tried(name: str, trial: Callable[[], Line]) -> Line:
@@ -69,7 +80,7 @@ def _tried(name: str, trial: Callable[[], Line]) -> Line:
     except OSError as error:
         told = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return fail(name, told, "make room, or ask for quota")
+            return fail(name, told, _ROOM)
         return fail(name, told, _ANOTHER)
 
 
@@ -85,6 +96,7 @@ def _exclusive_create(name: str, own: Path) -> Line:
 
 
 def _winners(path: Path) -> int:
+    """OSError where somebody could neither make it nor see that it is there."""
     waiting, go = os.pipe()
     pids: list[int] = []
     ended: list[int] = []
@@ -92,19 +104,24 @@ def _winners(path: Path) -> int:
         for _ in range(CLAIMANTS):
             pid = os.fork()
             if pid == 0:
-                code = 1
+                code = errno.EIO
                 try:
                     os.close(go)
                     os.read(waiting, 1)  # comes back when the parent closes its end
                     os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
                     code = 0
+                except OSError as error:
+                    code = error.errno or code
                 finally:
                     os._exit(code)
             pids.append(pid)
     finally:
         os.close(waiting)
         os.close(go)
-        ended += [os.waitpid(pid, 0)[1] for pid in pids]
+        ended += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    for code in set(ended) - {0, errno.EEXIST}:
+        number = code if code > 0 else errno.EIO  # it was killed
+        raise OSError(number, os.strerror(number))
     return ended.count(0)
 
 
@@ -190,17 +207,25 @@ def _speed(name: str, own: Path, size_bytes: int) -> Line:
 
 def write_rate(folder: Path, size_bytes: int) -> float:
     """Bytes a second, fsync included, of a new file in it; not zeros, which a disk may compress.
-    The file has no name once it is there, so that none is left of whoever is killed meanwhile."""
+    As many as asked for, but a quarter of the room at most, and what takes some SPEED_S by the
+    first block. The file has no name once it is there, so none is left of whoever is killed."""
     block = os.urandom(BLOCK_BYTES)
-    blocks = max(1, size_bytes // BLOCK_BYTES)
-    began = time.perf_counter()
+    disk = os.statvfs(folder)
     with tempfile.TemporaryFile(prefix=OWN, dir=folder, buffering=0) as stream:
-        for _ in range(blocks):
-            stream.write(block)
-        os.fsync(stream.fileno())
-    return blocks * BLOCK_BYTES / (time.perf_counter() - began)
+        first = _rate(stream, block, 1)
+        most_bytes = min(size_bytes, disk.f_bavail * disk.f_frsize // 4, first * SPEED_S)
+        blocks = int(most_bytes // BLOCK_BYTES) - 1
+        return _rate(stream, block, blocks) if blocks > 0 else first
 
 
+def _rate(stream: IO[bytes], block: bytes, count: int) -> float:
+    began = time.perf_counter()
+    written = sum(stream.write(block) for _ in range(count))
+    os.fsync(stream.fileno())
+    return written / (time.perf_counter() - began)
+
+
+_ROOM = "make room, or ask for quota"
 _ANOTHER = "choose another file system for runs (--runs, runs_dir): commits are not safe here"
 
 _TRIALS: dict[str, Callable[[str, Path], Line]] = {

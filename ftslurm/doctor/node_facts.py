@@ -53,3 +53,12 @@ class Trialled:
     """That a rank imports."""
     made: bool
     """The first node could make files in the folder."""
+
+
+MOST_NAMES = 4
+
+
+def names(of: Sequence[str], between: str = ", ") -> str:
+    """For a line that a person reads, however many there are."""
+    rest = f" and {len(of) - MOST_NAMES} more" if len(of) > MOST_NAMES else ""
+    return between.join(of[:MOST_NAMES]) + rest

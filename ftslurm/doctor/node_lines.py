@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line, ok, skipped, warn
-from ftslurm.doctor.node_facts import NodeFacts, Trialled
+from ftslurm.doctor.node_facts import NodeFacts, Trialled, names
 from ftslurm.doctor.view_lines import check_claims, check_shared, check_sight
 from ftslurm.scheduler.protocol import CLOCKS_S
 
@@ -68,7 +68,7 @@ def _answers(trialled: Trialled) -> Line:
         return ok(name, f"{len(trialled.nodes)} nodes answered in time")
     return warn(
         name,
-        f"not told in time: {_names(silent)}",
+        f"not told in time: {names(silent)}",
         "ask again; a node that is slow to answer each time hangs on something: look at its kernel"
         " log and its mounts",
     )
@@ -91,7 +91,7 @@ def _alike(
     if len(found) == 1:
         return ok(name, f"{next(iter(found))} on all {len(nodes)} nodes")
     rare = sorted(found.items(), key=lambda item: len(item[1]))
-    told = "; ".join(f"{text or 'none'} on {_names(names)}" for text, names in rare)
+    told = names([f"{text or 'none'} on {names(where)}" for text, where in rare], "; ")
     return warn(name, told, todo)
 
 
@@ -162,12 +162,11 @@ def _interfaces(nodes: Sequence[NodeFacts]) -> Line:
     sets = [set(one.hello.get("interfaces") or {}) for one in nodes]
     on_all = set.intersection(*sets) if sets else set()
     if not on_all:
-        told = "; ".join(
-            f"{one.node}: {', '.join(one.hello.get('interfaces') or {})}" for one in nodes
-        )
+        each = [f"{one.node}: {', '.join(one.hello.get('interfaces') or {})}" for one in nodes]
+        told = names(each, "; ")
         return warn(name, f"no interface has an address on all nodes ({told})", _INTERFACE)
     routes = {str(one.hello.get("route") or "none") for one in nodes}
-    told = f"on all nodes: {', '.join(sorted(on_all))}; the way out is by {_names(sorted(routes))}"
+    told = f"on all nodes: {', '.join(sorted(on_all))}; the way out is by {names(sorted(routes))}"
     if len(routes) > 1:
         return warn(name, f"{told}, not the same on all", _INTERFACE)
     return ok(name, told)
@@ -217,9 +216,3 @@ def _of_each(nodes: Sequence[NodeFacts]) -> list[Line]:
         whose = f"{where[0]}: " if len(where) == 1 else f"{where[0]} and {len(where) - 1} more: "
         told.append(Line(name, line["state"], whose + line["seen"], line["todo"]))
     return told
-
-
-def _names(names: Sequence[str]) -> str:
-    most = 4
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest

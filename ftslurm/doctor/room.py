@@ -18,8 +18,8 @@ from ftslurm.doctor.run_facts import Past
 NAME = "folder.room"
 MARGIN = 1.3
 """Room for what is being written, retries and fragments."""
-LEAST_INODES = 100_000
-"""Where nobody knows how many files a checkpoint has."""
+LEAST_INODES, LEAST_BYTES = 100_000, 1e9
+"""Where nobody knows how many files and bytes a checkpoint has."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def check_room(
     elif counts_files and inodes < LEAST_INODES:
         told = f"{told}, {inodes} inodes left"
         return warn(NAME, told, "make room for files, or ask for quota")
+    if need is None and free < LEAST_BYTES:
+        return warn(NAME, told, "make room, or ask for quota: there is hardly any for a checkpoint")
     if need is None:
         return ok(NAME, f"{told}; with --state-gb it is held against what is kept")
     needed = MARGIN * need.state_bytes * (need.kept + 1)

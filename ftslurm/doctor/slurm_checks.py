@@ -66,6 +66,29 @@ def _version(cluster: Cluster) -> Line:
     return ok("slurm.version", told)
 
 
+def _partition(cluster: Cluster) -> Line:
+    """UP and DOWN take jobs, UP and DRAIN start them (scontrol(1))."""
+    name, row = "slurm.partition", cluster.partition
+    state = row.get("State", "UP")
+    told = f"partition {cluster.partition_name} is {state}"
+    if state != "UP":
+        what = "starts no job" if state == "DOWN" else "takes no job"
+        return fail(name, f"{told}: it {what}", "name another (--partition), or ask why it is so")
+    if not cluster.may_use:
+        told = f"partition {cluster.partition_name} is for groups {row['AllowGroups']} only"
+        todo = "no job of yours begins there: name another (--partition), or ask to be let in"
+        return fail(name, f"{told}, and you are in none", todo)
+    limits = (row.get("TotalNodes", ""), row.get("MaxNodes", ""))
+    most = min((int(limit) for limit in limits if limit.isdigit()), default=None)
+    if most is None:
+        return ok(name, told)
+    told += f", a job may have {most} nodes"
+    if most >= cluster.nodes:
+        return ok(name, told)
+    never = f"one of {cluster.nodes} never begins"
+    return fail(name, f"{told}: {never}", "name another (--partition), or fewer nodes (--nodes)")
+
+
 def _user_signal(cluster: Cluster) -> Line:
     name = "slurm.user_signal"
     key, word = user_signal_setting(cluster.version)
@@ -224,7 +247,9 @@ def _clock(cluster: Cluster) -> Line:
     )
 
 
-OF_PARTITION: tuple[Callable[[Cluster], Line], ...] = (check_mode, check_grace, check_gpu_models)
+OF_PARTITION: tuple[Callable[[Cluster], Line], ...] = (
+    _partition, check_mode, check_grace, check_gpu_models,
+)  # fmt: skip
 
 CHECKS: tuple[Callable[[Cluster], Line], ...] = (
     _version, *OF_PARTITION, _user_signal, _kill_wait, _requeue, _most_requeues,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ftslurm.doctor.line import Line, fail, ok, skipped, warn
-from ftslurm.doctor.node_facts import NodeFacts, Trialled
+from ftslurm.doctor.node_facts import NodeFacts, Trialled, names
 from ftslurm.files import VIEW_LAG_S
 
 LATE_S = 10.0
@@ -30,15 +30,15 @@ def check_shared(trialled: Trialled) -> Line:
     blind = [one.node for one in trialled.nodes if not one.sees_folder]
     mounts = Counter(_mount_of(one) for one in trialled.nodes)
     if blind:
-        on = f"{', '.join(blind)} {'do' if len(blind) > 1 else 'does'} not see the runs' folder"
+        on = f"{names(blind)} {'do' if len(blind) > 1 else 'does'} not see the runs' folder"
         todo = "choose a folder on a file system that all nodes share (--runs, runs_dir)"
-        return fail(name, f"{on} ({'; '.join(mounts)})", todo)
+        return fail(name, f"{on} ({names(list(mounts), '; ')})", todo)
     if not trialled.made:
         return fail(name, f"{trialled.nodes[0].node} may not write in it", _ANOTHER)
     if len({text.partition(" ")[0] for text in mounts}) > 1:
-        told = f"it is not the same mount on all nodes: {'; '.join(mounts)}"
+        told = f"it is not the same mount on all nodes: {names(list(mounts), '; ')}"
         return warn(name, told, "caches and rights may differ by node: mount it alike")
-    return ok(name, f"{len(trialled.nodes)} nodes see it ({'; '.join(mounts)})")
+    return ok(name, f"{len(trialled.nodes)} nodes see it ({names(list(mounts), '; ')})")
 
 
 def _mount_of(one: NodeFacts) -> str:
@@ -69,7 +69,7 @@ def _listing(others: Sequence[NodeFacts]) -> Line:
     unseen = [one.node for one in others if "listed" not in one.seen.get("seen_s", {})]
     if unseen:
         todo = "a checkpoint that is not listed is taken for missing, and older ones are restored"
-        told = f"{what} is not there after {_looked_s(others):.0f} s on {', '.join(unseen)}"
+        told = f"{what} is not there after {_looked_s(others):.0f} s on {names(unseen)}"
         return fail(name, told, f"{todo}; {_ANOTHER}")
     return _delay(name, "listed", others, what)
 
@@ -85,7 +85,7 @@ def _reread(others: Sequence[NodeFacts]) -> Line:
     if strange:
         stale = any("Stale" in word for word in strange)
         todo = "readers try ESTALE again; " if stale else ""
-        return warn(name, f"while a file was replaced: {'; '.join(strange)}", todo + _CACHES)
+        return warn(name, f"while a file was replaced: {names(strange, '; ')}", todo + _CACHES)
     late = {one.node: max(_seconds(one, "read"), _seconds(one, "replaced")) for one in others}
     slowest = max(late, key=lambda node: late[node])
     told = "what another node has written, or renamed over the old file, is read anew after"
@@ -131,7 +131,7 @@ def check_claims(trialled: Trialled) -> Line:
     if refused:
         errors = {one.claims.get("errno") for one in told}
         full = errors & {errno.ENOSPC, errno.EDQUOT}
-        return fail(name, "; ".join(refused), "make room, or ask for quota" if full else _ANOTHER)
+        return fail(name, names(refused, "; "), "make room, or ask for quota" if full else _ANOTHER)
     all_told = all(one.claims for one in trialled.nodes if one.sees_folder)
     wrong = []
     for kind, what in (("files", "exclusive create"), ("folders", "mkdir")):
@@ -144,7 +144,7 @@ def check_claims(trialled: Trialled) -> Line:
         wrong += [f"{what}: {len(never)} of {tried} names by nobody"] if never and all_told else []
     if wrong:
         return fail(name, "; ".join(wrong), f"two jobs may take the same attempt; {_ANOTHER}")
-    shares = ", ".join(f"{one.node} {len(one.claims['files'])}" for one in told)
+    shares = names([f"{one.node} {len(one.claims['files'])}" for one in told])
     count = sum(len(one.claims["files"]) for one in told)
     return ok(
         name, f"of {len(told)} nodes that made {count} names at once, one won each ({shares})"

@@ -16,7 +16,7 @@ from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.plan.capacity import state_bytes
 from ftslurm.plan.failures import DAY_S, SIZES
 from ftslurm.plan.intervals import Costs, after_failure_s
-from ftslurm.plan.options import parser
+from ftslurm.plan.options import parser, refuse_what_is_of_no_use
 from ftslurm.plan.plan import Ask, plan
 from ftslurm.plan.published import rows
 from ftslurm.plan.simulate import play
@@ -25,14 +25,11 @@ from ftslurm.plan.tables import plan_lines, published_lines, simulation_lines, t
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = parser().parse_args(argv)
+    refuse_what_is_of_no_use(options)
     if options.published:
         found = rows()
         _tell({"published": [asdict(row) for row in found]}, published_lines(found), options)
         return EXIT_OK
-    if options.table and options.gpus is not None:
-        raise UsageError("--table is for all sizes and --gpus for one; leave one of them out")
-    if options.params and options.state_gb:
-        raise UsageError("--params and --state-gb both tell the size; leave one of them out")
     costs = Costs(options.stall, sum(options.restart.values()), options.persist)
     if options.table:
         plans = [plan(_ask(options, costs, gpus)) for gpus in SIZES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ftslurm.errors import UsageError
 from ftslurm.plan.capacity import STATE_BYTES_PER_PARAMETER
 from ftslurm.plan.failures import GPU_MTBF_H
 from ftslurm.plan.intervals import AGAIN
@@ -38,6 +39,29 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--published", action="store_true", help="compare with published figures")
     made.add_argument("--json", action="store_true", help="for programs; schema_version 1")
     return made
+
+
+def refuse_what_is_of_no_use(options: argparse.Namespace) -> None:
+    """UsageError for an option that nothing would be done with."""
+    given = {name for name, _, default, *_ in _OPTIONS if _value(options, name) != default}
+    given |= {name for name in ("--table", "--published") if _value(options, name)}
+    for name, others, why in _AGAINST:
+        if name in given and (found := [one for one in others if one in given]):
+            raise UsageError(f"{name} {why}; leave {found[0]} out, or {name}")
+    for names, others, why in _ONLY_WITH:
+        if (alone := [one for one in names if one in given]) and not given.intersection(others):
+            raise UsageError(f"{alone[0]} {why} {' or '.join(others)}; leave it out, or name that")
+
+
+def _value(options: argparse.Namespace, name: str) -> Any:
+    return getattr(options, name.lstrip("-").replace("-", "_"))
+
+
+def _shape(text: str) -> float:
+    value = positive(text)
+    if not 0.1 <= value <= 10.0:
+        raise argparse.ArgumentTypeError(f"`{text}` is no shape between 0.1 and 10")
+    return value
 
 
 def _parts(text: str) -> dict[str, float]:
@@ -74,10 +98,25 @@ _OPTIONS: tuple[tuple[str, Any, Any, str, str], ...] = (
      "from a failure to the first new step, as a sum or in parts (180)"),
     ("--interval", positive, None, "S", "training between two saves, instead of the best"),
     ("--keep", count, 3, "K", "checkpoints kept"),
-    ("--gpus-per-node", count, 8, "N", ""),
+    ("--gpus-per-node", count, 8, "N", "of the storage's figures by node"),
     ("--grace", positive, 120.0, "S", "from a preemption's signal to the kill"),
     ("--simulate", positive, None, "DAYS", "of training, event by event"),
-    ("--burst", positive, 1.0, "SHAPE", "failures of the simulation: 1 at random, below it in"
-     " bursts (shape of Weibull's distribution)"),
+    ("--burst", _shape, 1.0, "SHAPE", "failures of the simulation: 1 at random, below it in"
+     " bursts (shape of Weibull's distribution, 0.1 to 10)"),
     ("--seed", int, 0, "N", "of the simulation"),
 )  # fmt: skip
+
+_SIZES = ("--params", "--state-gb")
+_STORAGE = ("--keep", "--gpus-per-node", "--grace")
+_AGAINST: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("--published", tuple(["--table", *(name for name, *_ in _OPTIONS)]),
+     "has sizes and costs of its own"),
+    ("--table", ("--gpus",), "is for all sizes"),
+    ("--table", ("--simulate", *_SIZES), "tells neither storage nor simulations"),
+    ("--params", ("--state-gb",), "tells the size as well"),
+)  # fmt: skip
+_ONLY_WITH: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+    (("--burst", "--seed"), ("--simulate",), "is for"),
+    (("--bytes-per-param",), ("--params",), "is for"),
+    (_STORAGE, _SIZES, "is for the storage that follows from"),
+)

@@ -6,6 +6,9 @@ import argparse
 import math
 import re
 
+LEAST, MOST = 1e-12, 1e18
+"""Far enough from where floats end that what is reckoned with such numbers is no infinity."""
+
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 
 
@@ -25,6 +28,8 @@ def from_zero(text: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         plain = "; leave the unit out, e.g. 180 or 70e9" if _has_unit(text) else ""
         raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 on{plain}")
+    if value and not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"`{text}` is beyond all that is ever planned for")
     return value
 
 

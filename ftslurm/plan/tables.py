@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftslurm.plan.intervals import AGAIN, Waste, after_failure_s
+from ftslurm.plan.intervals import AGAIN, Waste, after_failure_s, best_s
+from ftslurm.plan.intervals import waste as waste_of
 from ftslurm.plan.plan import PEER_OVERHEAD, PEER_RESTART_S, PEER_SHARE, Plan, Storage
 from ftslurm.plan.published import Row
 from ftslurm.plan.simulate import Played
+
+LEAST_GOODPUT = 1e-6
+"""A run with less is called one that does not end."""
 
 
 def plan_lines(plan: Plan, restart: Mapping[str, float]) -> list[str]:
@@ -15,7 +19,7 @@ def plan_lines(plan: Plan, restart: Mapping[str, float]) -> list[str]:
     parts = " + ".join(f"{name} {seconds:g}" for name, seconds in restart.items())
     chosen = "the best" if plan.is_best else "as asked for"
     lines = [
-        f"{plan.gpus:,} GPUs, {plan.gpu_mtbf_h:,.0f} h between failures of one",
+        f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''}, {_hours(plan)} between failures of one",
         f"  between failures   {duration(plan.mtbf_s)}: {plan.failures_per_day:.2g} a day",
         f"  a save             stops training {costs.stall_s:g} s, durable {costs.lag_s:g} s later",
         f"  a restart          {costs.restart_s:g} s ({parts})",
@@ -49,7 +53,7 @@ def table_lines(plans: Sequence[Plan]) -> list[str]:
     costs = plans[0].costs
     lines.append(
         f"a save stops training {costs.stall_s:g} s and is durable {costs.lag_s:g} s later;"
-        f" a restart takes {costs.restart_s:g} s; {plans[0].gpu_mtbf_h:,.0f} h"
+        f" a restart takes {costs.restart_s:g} s; {_hours(plans[0])}"
         " between failures of one GPU"
     )
     return lines
@@ -76,18 +80,22 @@ def published_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _hours(plan: Plan) -> str:
+    hours = plan.gpu_mtbf_h
+    return f"{hours:,.0f} h" if 10.0 <= hours < 1e12 else f"{hours:.3g} h"
+
+
 def duration(seconds: float) -> str:
     """`5.2 s`, `4 min`, `3.1 h`, `12 days`."""
     for unit, size, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
         if seconds < most:
             return f"{seconds / size:.3g} {unit}"
-    return (
-        f"{seconds / 86400.0:,.3g} days" if seconds < 8.64e7 else f"{seconds / 86400.0:,.0f} days"
-    )
+    days = seconds / 86400.0
+    return f"{days:,.0f} days" if 1000.0 <= days < 1e9 else f"{days:.3g} days"
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %" if share < 0.9995 else "100 %"
+    return f"{100 * share:.2f} %" if share < 0.99995 else "100 %"
 
 
 def _split(waste: Waste) -> str:
@@ -101,11 +109,17 @@ def _failure(parts: Mapping[str, float]) -> str:
     """The dearest part first."""
     whole_s = sum(parts.values()) or 1.0
     dearest = sorted(parts.items(), key=lambda item: -item[1])
+    names = {AGAIN: "trained again"}
     told = ", ".join(
-        f"{'trained again' if name == AGAIN else name} {seconds:.3g} s ({seconds / whole_s:.0%})"
+        f"{names.get(name, name)} {_seconds(seconds)} ({seconds / whole_s:.0%})"
         for name, seconds in dearest
     )
     return f"{duration(whole_s)} in the mean: {told}"
+
+
+def _seconds(seconds: float) -> str:
+    """Alike, so that parts can be compared; no further than they are read."""
+    return f"{seconds:.3g} s" if seconds < 1000.0 else duration(seconds)
 
 
 def _peers(plan: Plan) -> str:
@@ -131,10 +145,13 @@ def _storage_lines(storage: Storage) -> list[str]:
 def _advice(plan: Plan) -> list[str]:
     """Where most is wasted, and the key that changes it."""
     waste = plan.waste
-    if waste.total >= 1.0:
-        return ["  advice             this run does not end: restarts and saves take longer than"
-                " failures leave; shorten both, or use fewer GPUs"]  # fmt: skip
-    if waste.restart >= max(waste.stall, waste.lost):
+    best = waste_of(best_s(plan.costs, plan.mtbf_s), plan.costs, plan.mtbf_s)
+    if best.goodput < LEAST_GOODPUT:
+        told = (
+            "this run does not end: restarts and saves take longer than failures leave; shorten"
+            " both, or use fewer GPUs"
+        )
+    elif waste.restart >= max(waste.stall, waste.lost):
         told = "restarts cost most: spares (cluster.spares) and recovery.standby=true shorten them"
     elif plan.is_best and plan.interval_s > plan.exact_s:
         told = (

@@ -80,7 +80,7 @@ class Settings:
             seen.update(self.complaints(runs))
             return set(seen) == names or None
 
-        wait_until(agrees, timeout_s=15, seen=lambda: f"named {seen}, expected {names}")
+        wait_until(agrees, timeout_s=60, seen=lambda: f"named {seen}, expected {names}")
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def broken_settings(settings: Settings) -> list[tuple[str, dict[str, str]]]:
     return [
         ("slurm.grace", {"low": "PreemptMode=REQUEUE GraceTime=15"}),
         ("slurm.preempt_mode", {"low": "PreemptMode=CANCEL GraceTime=120"}),
+        ("slurm.partition", {"low": "PreemptMode=REQUEUE GraceTime=120 State=DRAIN"}),
         ("slurm.user_signal", {"SlurmctldParameters": word}),
         ("slurm.kill_wait", {"KillWait": "5"}),
         ("slurm.job_requeue", {"JobRequeue": "0"}),
@@ -124,9 +125,31 @@ def test_a_well_set_cluster_gets_no_complaint_and_a_badly_set_one_all_of_them(
     every: dict[str, str] = {}
     for _, broken in broken_settings(settings):
         every |= broken
-    every["low"] = "PreemptMode=CANCEL GraceTime=15"
+    every["low"] = "PreemptMode=CANCEL GraceTime=15 State=DOWN"
     settings.put(every)
     settings.wait_for({name for name, _ in broken_settings(settings)}, runs)
+
+
+def test_a_partition_whose_groups_the_user_is_not_in_is_named(lab: Lab, settings: Settings) -> None:
+    """22.05 refuses a job there, 24.11 queues it and never starts it (EnforcePartLimits=NO)."""
+    settings.put({"low": "PreemptMode=REQUEUE GraceTime=120 AllowGroups=root"})
+    runs = runs_of(lab, "doctor-groups")
+    settings.wait_for({"slurm.partition"}, runs)
+    assert "for groups root only" in settings.complaints(runs)["slurm.partition"]
+    argv = ["sbatch", "--parsable", "--partition=low", "--output=/dev/null", "--wrap=true"]
+    done = lab.run_as(lab.user, argv, check=False)
+    if done.returncode != 0:
+        assert "group not permitted" in done.stderr
+        return
+    job = done.stdout.strip()
+
+    def is_kept() -> Optional[bool]:
+        return (
+            "not in group permitted" in lab.run_as_root("squeue", "-h", "-j", job, "-o%r") or None
+        )
+
+    wait_until(is_kept, timeout_s=60, seen=lambda: str(lab.show_job(job)))
+    lab.cancel_all()
 
 
 @pytest.mark.full
