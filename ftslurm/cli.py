@@ -5,12 +5,20 @@ Each verb is a `main(argv) -> exit code` in its own module, with its own argpars
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
 from typing import Optional
 
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, EXIT_TRY_AGAIN, EXIT_USAGE, FtslurmError
+from ftslurm.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TRY_AGAIN,
+    EXIT_USAGE,
+    FtslurmError,
+)
 
 # verb -> (module:function, one line of help). `data` alone leads into the training half; it is
 # imported by name when asked for, so that every other verb stays free of numpy and h5py.
@@ -37,8 +45,13 @@ VERBS = {
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    """Run one verb; every FtslurmError becomes one line on stderr and its exit code."""
+    """Run one verb; every FtslurmError, and a Ctrl-C that the verb itself says nothing of, becomes
+    one line on stderr and its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names of jobs and paths hold anything; a terminal of another alphabet shows a `?`. Where
+        # Python itself lets odd bytes of a path through (LANG=C), a script gets them as they are.
+        sys.stdout.reconfigure(errors="replace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return EXIT_OK if arguments else EXIT_USAGE
@@ -59,6 +72,9 @@ def main(argv: Optional[list[str]] = None) -> int:
     except FtslurmError as error:
         print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
+    except KeyboardInterrupt:
+        print(f"ftslurm: {verb} was interrupted", file=sys.stderr)  # noqa: T201
+        return EXIT_INTERRUPTED
     except FileNotFoundError as error:
         print(f"ftslurm: error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED

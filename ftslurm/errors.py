@@ -25,6 +25,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_TRY_AGAIN = 75
 """The file system or network failed (an OSError): the same command may work in a moment."""
+EXIT_INTERRUPTED = 130
+"""By Ctrl-C: as a shell tells of a command that died of it."""
 
 # Exit codes of a rank. Hints only: srun reports the highest of all ranks, and --kill-on-bad-exit
 # turns the others into 143; outcome.json is the truth. All below 128, where shells put signals.

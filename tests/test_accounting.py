@@ -159,7 +159,7 @@ def test_a_nodes_state_and_reason_are_told():
 def test_nodes_are_asked_for_in_one_command():
     slurm = Slurm(nodes=NODES)
     assert set(read_nodes(["ftn1", "ftn2", "ftn3"], run=slurm)) == {"ftn1", "ftn2", "ftn3"}
-    assert slurm.seen == [["scontrol", "--oneliner", "show", "node", "ftn[1-3]"]]
+    assert slurm.seen == [["scontrol", "--oneliner", "--all", "show", "node", "ftn[1-3]"]]
     assert read_nodes([], run=slurm) == {}
 
 

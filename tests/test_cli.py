@@ -40,6 +40,20 @@ def test_a_reader_that_has_seen_enough_hears_no_complaint(verb, tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_name_that_the_terminal_cannot_show_ends_no_verb(verb, tmp_path):
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        argv = ["env", f"PYTHONIOENCODING={encoding}", *verb(r"print('\u8bad-\udce9-7')")]
+        done = ended(argv, tmp_path, stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith("?-?-7\n" if encoding != "utf-8" else "\u8bad-?-7\n")
+
+
+def test_a_path_of_odd_bytes_comes_out_as_it_is_where_python_lets_it(verb, tmp_path):
+    argv = ["env", "PYTHONIOENCODING=utf-8:surrogateescape", *verb(r"print('/runs/\udce9')")]
+    done = ended(argv, tmp_path, stdout=subprocess.PIPE, text=False)
+    assert (done.returncode, done.stdout[-8:]) == (0, b"/runs/\xe9\n")
+
+
 def test_a_full_disk_below_stdout_has_nobody_do_again_what_is_done(verb, tmp_path):
     with open("/dev/full", "w") as full:
         done = ended(verb(), tmp_path, stdout=full)
@@ -52,6 +66,11 @@ def test_a_verb_that_fails_meanwhile_is_still_to_be_tried_again(verb, tmp_path):
     done = ended(verb("raise OSError('the file server is away')"), tmp_path)
     assert done.returncode == 75
     assert done.stderr == "ftslurm: error: the file server is away; try again\n"
+
+
+def test_a_verb_that_is_interrupted_ends_in_a_sentence(verb, tmp_path):
+    done = ended(verb("raise KeyboardInterrupt"), tmp_path)
+    assert done.returncode == 130 and done.stderr == "ftslurm: x was interrupted\n"
 
 
 def test_without_a_stdout_a_verb_ends_as_ever(verb, tmp_path):

@@ -73,9 +73,27 @@ def test_steps_go_to_the_run_they_follow():
     assert [one.step_id for one in second.steps] == ["7.0"]
 
 
+def test_a_step_whose_job_is_not_there_accuses_no_other():
+    found, table = runs(
+        row("5.0", "FAILED", ExitCode="0:11"), row("7"), row("7.0", name="ranks"),
+        row("71.0", "FAILED", ExitCode="0:11"), row("6.batch", "FAILED", ExitCode="1:0"),
+        row("12+0"), row("12+0.0"), row("70_1"), row("70_1.batch"),
+    )  # fmt: skip
+    told = {one.job_id: [step.step_id for step in one.steps] for one in found}
+    assert told == {"7": ["7.0"], "12+0": ["12+0.0"], "70_1": ["70_1.batch"]}
+    assert table.left_out == 3
+
+
 def test_a_job_that_lost_a_node_and_went_on_is_one_run():
     (run,), _ = runs(
-        row("7", "RESIZING", Start="2026-11-29T12:00:00", ElapsedRaw="60", NodeList="n[1-3]"),
+        row(
+            "7",
+            "RESIZING",
+            Start="2026-11-29T12:00:00",
+            End="2026-11-29T12:01:00",
+            ElapsedRaw="60",
+            NodeList="n[1-3]",
+        ),
         row("7.0", "CANCELLED", ExitCode="0:9"),
         row("7", "COMPLETED", Start="2026-11-29T12:01:00", ElapsedRaw="40", NodeList="n[1-2]"),
     )
@@ -100,6 +118,36 @@ def test_a_job_that_shrank_has_used_what_each_of_its_rows_did():
     assert run.start_at - run.eligible_at == 3600.0
     assert run.nodes.startswith("n[1-100],")
     assert run.failed_node == "n100"
+
+
+SHRANK = {
+    "22.05": ("15:39:38", "15:39:45", "7", "15:39:42"),
+    "26.05": ("15:39:42", "15:39:45", "3", "15:39:42"),
+}
+"""Start, End, ElapsedRaw and Submit of the row behind the resize, as seen of 3 nodes that were one
+after 4 of 7 seconds."""
+
+
+@pytest.mark.parametrize("version", SHRANK)
+@pytest.mark.parametrize("again", [False, True])
+def test_the_time_before_a_resize_counts_once_in_each_version(version, again):
+    start, end, elapsed, submit = (
+        f"2026-11-30T{one}" if ":" in one else one for one in SHRANK[version]
+    )
+    first = {"Start": "2026-11-30T15:39:38", "End": "2026-11-30T15:39:42", "ElapsedRaw": "4"}
+    own = {"Start": start, "End": end, "ElapsedRaw": elapsed, "Submit": submit, "NNodes": "1"}
+    rows = [
+        row("5", "RESIZING", NNodes="3", **first),
+        row("5", "RESIZING" if again else "COMPLETED", **own),
+    ]
+    if again:  # 2 nodes for 5 seconds more
+        begins = start if version == "22.05" else end
+        lasts = "12" if version == "22.05" else "5"
+        rows.append(row("5", NNodes="2", Start=begins, End="2026-11-30T15:39:50", ElapsedRaw=lasts))
+    (run,), _ = runs(*rows)
+    assert run.elapsed_s == (12.0 if again else 7.0)
+    node_s = run.elapsed_s * run.num_nodes + run.more_node_s
+    assert node_s == 4 * 3 + 3 * 1 + (5 * 2 if again else 0)
 
 
 def test_a_code_of_0_is_none_while_the_job_runs():

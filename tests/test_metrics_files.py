@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -303,6 +304,28 @@ def test_a_report_that_takes_long_is_read_seldom(run, monkeypatch):
         reader.read()
         clock.sleep(30.0)
     assert len(read) == 2 and read[1] >= 20.0 / reading.REPORT_SHARE
+
+
+@pytest.mark.parametrize(("took_s", "times"), [(20.0, 3), (1.0, 14)])
+def test_a_restart_has_a_long_report_read_anew_but_seldom(run, monkeypatch, took_s, times):
+    clock, read, states = Clock(), [], iter(range(1000))
+    story = reading.read_story
+
+    def slow(layout, now):
+        read.append(clock.now)
+        clock.sleep(took_s)
+        return reading.Report(None, None, [])
+
+    def changes(layout, now):
+        return replace(story(layout, now=now), state=f"{next(states)}")
+
+    monkeypatch.setattr(reading, "read_report", slow)
+    monkeypatch.setattr(reading, "read_story", changes)
+    reader = RunReader(run.layout, JobLooks(), clock=clock)
+    while clock.now < 400:
+        reader.read()
+        clock.sleep(30.0 - took_s)
+    assert len(read) == times
 
 
 def test_only_own_files_of_a_week_ago_are_cleared_away(run, folder):

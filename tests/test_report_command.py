@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from test_job_table import NAMES, row
 
 from ftslurm.cli import main
 from ftslurm.report.fold import fold
+from ftslurm.report.sources import Reading
+from ftslurm.scheduler.job_table import at
 from ftslurm.scheduler.sacct import parse_shown_job, sacct_time
 
 SHOWN = (
@@ -22,6 +25,7 @@ SHOWN = (
 )
 
 
+MONTH = "2026-11"
 NO_SOURCE = "fatal: Could not establish a configuration source"
 
 
@@ -29,7 +33,7 @@ class Sacct:
     """Prints the rows it was given, with the delimiter it is asked for; keeps what it was asked."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+        self.folder, self._monkeypatch = folder, monkeypatch
         (folder / "bin").mkdir()
         self.rows("")
         self.fails("")
@@ -70,7 +74,14 @@ if [ -s {folder}/late ]; then cat {folder}/late >&2; exit 1; fi
         path.chmod(0o755)
 
     def rows(self, *lines: str) -> None:
+        self._set_clock(lines)
         (self.folder / "rows").write_text("".join(f"{line}\n" for line in lines))
+
+    def _set_clock(self, lines: tuple[str, ...]) -> None:
+        """Lines of a fixed day are of the last seven days whenever they are read."""
+        if any(MONTH in line for line in lines):
+            clock = {"now": lambda: min(time.time(), at(f"{MONTH}-30T23:59:59"))}
+            self._monkeypatch.setattr(Reading.__init__, "__kwdefaults__", clock)
 
     def has_of_jobs(self, *lines: str) -> None:
         """What it prints where it is asked for jobs by number, in place of the rows."""
@@ -88,6 +99,7 @@ if [ -s {folder}/late ]; then cat {folder}/late >&2; exit 1; fi
         (self.folder / "events").write_text("".join(f"{line}\n" for line in lines))
 
     def shows(self, *lines: str) -> None:
+        self._set_clock(lines)
         (self.folder / "shown").write_text("".join(f"{line}\n" for line in lines))
         (self.folder / "shown_rc").write_text("0")
 
@@ -315,6 +327,39 @@ def test_a_date_that_is_none_is_refused_as_sacct_refuses_it(sacct, capsys):
         said = capsys.readouterr()
         assert said.out == ""
         assert "sacct takes no such time (--since 2026-13-45, --until now)" in said.err
+
+
+def test_a_window_that_ends_before_it_begins_is_refused_and_not_taken_for_no_accounting(
+    sacct, capsys
+):
+    """The words of 22.05, 24.11 and 26.05."""
+    said = "sacct: error: Start time (1795965485) requested is after end time (1795879085).\n"
+    sacct.fails("", late=said)
+    sacct.shows(SHOWN)
+    assert report("--since", "1d", "--until", "2d") == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "(--since now-1days, --until now-2days): --since has to be earlier" in told.err
+
+
+def test_a_user_that_nobody_knows_is_refused_and_not_taken_for_no_accounting(sacct, capsys):
+    """The words of 22.05."""
+    sacct.fails("", late="sacct: error: Invalid user id: nosuch\n")
+    sacct.shows(SHOWN)
+    assert report("--user", "nosuch") == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "there is no user `nosuch` here" in told.err
+    assert report("--all-users") == 0, "no user was asked for: something else is wrong"
+    assert "sacct has no answer" in capsys.readouterr().err
+
+
+def test_a_part_of_a_het_job_is_told_with_the_whole_of_it(sacct, capsys):
+    sacct.rows(row("12+0", NNodes="1"), row("12+1", NNodes="1"))
+    _, record = as_json(capsys, "12+1")
+    assert "--jobs=12" in sacct.asked
+    assert [(job["job_id"], job["attempts"][0]["num_nodes"]) for job in record["jobs"]] == [
+        ("12", 2)
+    ]
 
 
 def test_a_table_that_breaks_off_before_anything_failed_is_not_code_0(sacct, capsys):

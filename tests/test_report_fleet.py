@@ -1,14 +1,21 @@
 """The figures of all jobs together, each checked against a fleet counted by hand."""
 
+import dataclasses
+import inspect
+import re
+
 import pytest
 
+from ftslurm.cli import VERBS
 from ftslurm.diagnosis import causes
+from ftslurm.report import advice as advice_module
 from ftslurm.report.advice import BY_CAUSE, WHOSE, findings
 from ftslurm.report.fleet import Fleet, Goodput
 from ftslurm.report.fold import fold
 from ftslurm.report.jobs import FAILURES, FREE, AttemptReport, JobReport, report_of, within
 from ftslurm.report.records import COLUMNS, csv_row, lost_gpu_hours
 from ftslurm.report.text import clip, columns, fleet_lines, job_lines
+from ftslurm.run.spec import RunSpec
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.job_table import JobRun
 
@@ -140,6 +147,20 @@ def test_tasks_that_wait_are_jobs_in_every_count():
     waiting.start_at = None
     found = fleet(JobReport("70_[0-999]", "t", "ada", "l", "gpu", "waiting", [waiting], tasks=1000))
     assert found.jobs == found.total.jobs == found.by["user"]["ada"].jobs == 1000
+    waiting.cause = causes.CANCELLED_USER
+    gone = JobReport("71_[0-9]", "t", "ada", "l", "gpu", "cancelled", [waiting], tasks=10)
+    assert fleet(gone).by["cause"][causes.CANCELLED_USER].jobs == 10
+    text = "\n".join(job_lines(gone))
+    assert "10 tasks " in text and "wait " not in text and "  1 has not begun" in text
+
+
+def test_each_key_that_is_advised_is_one_of_a_run_and_each_verb_one_of_ours():
+    advice = " ".join([*BY_CAUSE.values(), inspect.getsource(advice_module)])
+    groups = {name: one for name, one in vars(RunSpec()).items() if dataclasses.is_dataclass(one)}
+    keys = {f"{name}.{key.name}" for name, one in groups.items() for key in dataclasses.fields(one)}
+    named = set(re.findall(rf"\b(?:{'|'.join(groups)})\.\w+", advice))
+    assert len(named) > 10 and named <= keys
+    assert set(re.findall(r"`ftslurm (\w+)", advice)) <= set(VERBS)
 
 
 def test_hours_outside_the_window_do_not_count():

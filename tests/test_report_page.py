@@ -10,12 +10,14 @@ from urllib.parse import unquote
 
 import pytest
 from chromium import browse
+from report_fleets import job as failed_job
 from report_fleets import long_runs, ordinary_jobs
 from test_job_table import row
 from test_report_command import PREEMPTED_THEN_DONE, report, sacct
 from test_report_sources import make_run
 
 from ftslurm.cli import main
+from ftslurm.diagnosis import causes
 from ftslurm.report import joined
 from ftslurm.report.drains import drains
 from ftslurm.report.fleet import Fleet, Goodput
@@ -306,6 +308,16 @@ def test_a_page_of_many_jobs_keeps_those_that_failed(sacct):
     assert "more, which --json and --csv list" in text
 
 
+def test_of_jobs_that_failed_as_often_the_dearest_are_drawn_and_listed_first():
+    jobs = [failed_job(number, "ada", f"try-{number}", "gpu", ["n1"], cause=causes.CODE,
+                at=BEGIN_AT + 60.0 * number, hours=5.0 if number == 70 else 0.01)
+            for number in range(80)]  # fmt: skip
+    text = made_page(*jobs)
+    drawn, listed = text.partition("<h2>Attempts over time")[2].partition("<h2>Jobs")[::2]
+    assert drawn.index("70 try-70") < drawn.index("0 try-0<")
+    assert listed.index("try-70<") < listed.index("try-0<")
+
+
 def test_failures_of_jobs_that_are_not_listed_are_among_those_of_the_nodes(sacct):
     rows = [row(str(n), "FAILED", ExitCode="3:0", NodeList="n1") for n in range(1500)]
     _, text = page_of(sacct, *rows)
@@ -324,6 +336,8 @@ def test_what_was_named_is_the_title(sacct):
 def test_a_page_for_a_folder_that_is_not_there_is_refused_before_anything_is_read(sacct, capsys):
     assert report("--html", "no/such/report.html") == 2
     assert "there is no folder `no/such`" in capsys.readouterr().err
+    assert report("--html", ".") == 2
+    assert "`.` is a folder; name a file in it" in capsys.readouterr().err
     assert not (sacct.folder / "asked").exists()
 
 

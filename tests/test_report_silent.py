@@ -12,8 +12,8 @@ from ftslurm.scheduler.sacct import NoAccounting, Query, open_table
 
 __all__ = ["sacct"]
 
-pytestmark = pytest.mark.timeout(60)
-ANSWER_S = 1.0
+pytestmark = pytest.mark.timeout(120)
+ANSWER_S = 4.0
 
 
 def falls_silent(sacct):
@@ -30,17 +30,17 @@ def test_accounting_that_hangs_is_given_up_and_that_is_said(sacct, capsys, monke
     code, record = as_json(capsys)
     assert code == 3
     (note,) = record["source"]["notes"][:1]
-    assert "it was silent for 1 s" in note
+    assert "it was silent for 4 s" in note
     assert ("broke off" in note) is bool(rows)
     assert [job["job_id"] for job in record["jobs"]] == [one[0] for one in rows]
 
 
 def test_a_reader_that_takes_its_time_is_no_silence_of_saccts(sacct):
     sacct.rows(row("7"), row("8"))
-    with open_table(Query(answer_s=2.0)) as (table, lines):
+    with open_table(Query(answer_s=5.0)) as (table, lines):
         runs = table.runs(lines)
         found = [next(runs).job_id]
-        time.sleep(3.0)  # the reader's, which is what is measured
+        time.sleep(6.0)  # the reader's, which is what is measured
         found += [run.job_id for run in runs]
     assert found == ["7", "8"]
 

@@ -1,6 +1,7 @@
 """Which runs a report is about: of the window, of the user; what cannot be read is said."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -50,6 +51,33 @@ def test_a_run_of_before_the_window_is_left_out(sacct, capsys):
     _, record = as_json(capsys, "--since", "1d")
     assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["new"]
     assert len(as_json(capsys, "runs/old")[1]["jobs"]) == 1  # named, it is reported
+
+
+def test_of_runs_in_which_nothing_was_written_since_nothing_is_read(sacct, capsys, monkeypatch):
+    now = time.time()
+    for number in range(3):
+        layout = make_run(f"old-{number}", str(number), claimed_at=now - 400 * 24 * HOUR_S)
+        for path in [*layout.root.rglob("*")]:
+            os.utime(path, (now - 390 * 24 * HOUR_S,) * 2)
+    make_run("new", "8", claimed_at=now - 2 * HOUR_S)
+    read, whole = [], sources.read_story
+    monkeypatch.setattr(
+        sources, "read_story", lambda layout, **more: read.append(layout) or whole(layout, **more)
+    )
+    _, record = as_json(capsys, "--since", "1d")
+    assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["new"]
+    assert {layout.root.name for layout in read} == {"new"}
+    _, record = as_json(capsys, "--since", "2020-01-01")
+    assert len(record["jobs"]) == 4
+
+
+def test_a_file_server_whose_clock_is_behind_hides_no_run(sacct, capsys):
+    now = time.time()
+    layout = make_run("here", "8", claimed_at=now - 1 * HOUR_S)
+    for path in [*layout.root.rglob("*")]:
+        os.utime(path, (now - 20 * HOUR_S,) * 2)
+    _, record = as_json(capsys, "--since", "12h")
+    assert [Path(job["run_dir"]).name for job in record["jobs"]] == ["here"]
 
 
 @pytest.mark.parametrize("word", ["7_1", "7", "slurm-7_1.out"])

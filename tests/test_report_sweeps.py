@@ -109,6 +109,23 @@ def test_without_words_its_tasks_stand_under_its_name(sweep, capsys):
     assert "  highest value  0.5, task 0 (seed=0)" in lines
 
 
+def test_of_many_tasks_that_wait_the_first_are_listed_and_the_others_counted(sacct, capsys):
+    layout = make_sweep(".", 60)
+    for number in range(60):
+        run = layout.task(number)
+        add_job(run, f"70_{number}", scheduler="slurm", queued_by=BY_SUBMIT, now=time.time)
+    done(layout, 50, 0.5)
+    waits = row("70_[0-49,51-59]", "PENDING", Start="Unknown", End="Unknown", ElapsedRaw="0")
+    sacct.rows(waits, slurm("70_50", "COMPLETED", time.time() - 600.0, hours=0.1))
+    assert report("sweep-1") == 0
+    text = capsys.readouterr().out
+    assert text.count("\n70_") == 41 and "\n70_50 " in text, "40 of those that wait"
+    assert "... and 19 more; --runs lists all" in text
+    assert "sweep sweep-1, 60 tasks: 1 completed, 59 waiting" in text
+    assert report("sweep-1", "--runs") == 0
+    assert capsys.readouterr().out.count("\n70_") == 60
+
+
 def test_by_run_a_sweep_is_one(sweep, capsys):
     _, record = as_json(capsys, "sweep-1")
     assert {name: one["jobs"] for name, one in record["fleet"]["by"]["run"].items()} == {

@@ -2,12 +2,13 @@
 
 import json
 import random
+import tracemalloc
 
 import pytest
 from doctor_runs import OldRun
 
 from ftslurm.cli import main
-from ftslurm.run import trace_tail
+from ftslurm.run import trace_tail, trained_twice
 from ftslurm.run.trace_tail import first_row, last_row, rows_between
 from ftslurm.run.trained_twice import read_twice
 
@@ -59,11 +60,50 @@ def test_other_losses_alone_are_called_losses(run):
     assert "from step 1,221 in attempt 2" in found.sentence
 
 
-def test_no_more_rows_are_read_than_are_asked_for(run):
-    run.attempt(0, steps=range(1, 2_001))
-    run.attempt(100, steps=range(1, 2_001))
-    found = read_twice(run.layout, most=1_000)
-    assert (found.steps, found.equal) == (500, 500)
+@pytest.mark.parametrize("most", [0, 1, 999, 8_000, 8_001, 8_400, 9_999])
+def test_of_no_more_rows_than_are_asked_for_the_newest_are_read_and_that_is_told(run, parsed, most):
+    run.attempt(0, steps=range(1, 501))
+    run.attempt(100, steps=range(301, 6_001), restored=300, loss=0.25)
+    run.attempt(200, steps=range(1_201, 6_001), restored=1_200)
+    newest = min(most, 2 * 4_800) // 2
+    del parsed[:]
+    found = read_twice(run.layout, most=most)
+    assert len(parsed) < most + 6_000
+    if most < 2:
+        assert found is None
+    elif most < 2 * 4_800:
+        assert (found.steps, found.differ, found.from_step) == (newest, newest, 6_001 - newest)
+        assert f"those before step {6_001 - newest:,} are compared by `ftslurm report`" in (
+            found.sentence
+        )
+    else:
+        assert (found.steps, found.from_step) == (4_800 + 199, 302)
+
+
+def test_every_step_of_a_long_overlap_is_compared_in_little_memory(run):
+    """The first half has other losses in the newest attempt alone, the second in none."""
+    run.attempt(0, steps=range(1, 30_001))
+    run.attempt(100, steps=range(1, 30_001))
+    path = run.layout.trace_file(2)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[6]["loss_hex"] = (0.25).hex()
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    del rows
+    tracemalloc.start()
+    found = read_twice(run.layout)
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"30,000 steps compared in {most_bytes / 1e6:.1f} MB")
+    assert (found.steps, found.equal, found.first_differ) == (30_000, 29_999, (2, 7))
+    assert found.from_step is None and "ftslurm report" not in found.sentence
+    assert most_bytes < 5e6
+
+
+def test_of_several_attempts_the_first_that_differs_is_named_wherever_its_steps_are(run):
+    run.attempt(0, steps=range(1, 10_001))
+    run.attempt(100, steps=range(9_001, 9_011), loss=0.25)
+    run.attempt(200, steps=range(11, 21), loss=0.125)
+    assert read_twice(run.layout).first_differ == (2, 9_001)
 
 
 def test_without_two_attempts_at_a_step_there_is_nothing_to_tell(run):
@@ -84,10 +124,11 @@ def test_runs_that_nobody_can_read_are_left_out(run):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_is_what_reading_every_row_would_find(tmp_path, seed):
+def test_it_is_what_reading_every_row_would_find(tmp_path, seed, monkeypatch):
     source = random.Random(seed)
+    monkeypatch.setattr(trained_twice, "_BLOCK_STEPS", source.choice([1, 7, 4_000]))
     run = OldRun(tmp_path)
-    tellings, expected, differ = {}, 0, 0
+    tellings, expected, differ, first_differ = {}, 0, 0, None
     for number in range(source.randint(2, 6)):
         first = source.randint(1, 200)
         steps = range(first, first + source.randint(1, 300))
@@ -97,12 +138,15 @@ def test_it_is_what_reading_every_row_would_find(tmp_path, seed):
             if step in tellings:
                 expected += 1
                 differ += tellings[step] != loss
+                if tellings[step] != loss:
+                    first_differ = first_differ or (number + 1, step)
             tellings[step] = loss
     found = read_twice(run.layout)
     if found is None:
         assert expected == 0
     else:
         assert (found.steps, found.differ) == (expected, differ)
+        assert (found.first_differ, found.from_step) == (first_differ, None)
 
 
 @pytest.mark.parametrize("begin", [1, 2, 500, 999, 1_000])

@@ -35,6 +35,10 @@ ANSWER_S = 20.0
 """sacct may be silent so long: the file of metrics waits for it."""
 REPORT_SHARE = 0.01
 """Of the time, at most, that is spent on reading the report."""
+QUICK_S = 5.0
+CHANGED_SHARE = 0.1
+"""And of what takes longer than that, where something has changed: each restart changes several
+things one after the other, and a trace of a million steps takes half a minute."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class RunReader:
         self._environ, self._now, self._clock = environ, now, clock
         self._report: Optional[Report] = None
         self._told_of: object = None
-        self._again_at = 0.0
+        self._again_at = self._soon_at = 0.0
 
     def read(self, *, in_haste: bool = False) -> Facts:
         """OSError or FtslurmError where the run cannot be read. `in_haste`: by what is remembered
@@ -132,9 +136,11 @@ class RunReader:
     def _current_report(self, story: RunStory) -> Report:
         told_of = (story.state, [(one.number, one.ended, one.timeline) for one in story.attempts])
         began_at = self._clock()
-        if self._report is None or told_of != self._told_of or began_at >= self._again_at:
+        has_changed = told_of != self._told_of and began_at >= self._soon_at
+        if self._report is None or has_changed or began_at >= self._again_at:
             self._report, self._told_of = read_report(self.layout, now=self._now), told_of
             took_s = self._clock() - began_at
+            self._soon_at = began_at + max(0.0, took_s - QUICK_S) / CHANGED_SHARE
             self._again_at = began_at + max(REPORT_EVERY_S, took_s / REPORT_SHARE)
         return self._report
 

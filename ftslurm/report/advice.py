@@ -40,10 +40,11 @@ BY_CAUSE = {
     causes.CHECKPOINT: "`ftslurm verify RUN` says which step is whole",
     causes.DATA: "the store is named in the decision; `ftslurm data` builds it anew",
     causes.NUMERIC: "recovery.on_nan=skip passes over the batches that do it",
-    causes.CODE: "the traceback of the first rank is in the attempt's ranks/; no restart mends it",
+    causes.CODE: "no restart mends it: a run has the traceback of its first rank in the attempt's"
+    " ranks/, any other job its own log",
     causes.CANCELLED_ADMIN: "ask the site: the job's comment or its mail may say why",
-    causes.UNKNOWN: "`ftslurm status RUN --attempt N` shows all that is on record; node agents"
-    " (recovery.agents) see more than accounting",
+    causes.UNKNOWN: "`ftslurm status RUN --attempt N` shows all that is on record of a run; of"
+    " other jobs Slurm says no more: `ftslurm run` has their nodes watched (recovery.agents)",
 }
 
 

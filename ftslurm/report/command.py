@@ -50,9 +50,8 @@ not to its end"""
 
 def main(argv: Optional[list[str]] = None) -> int:
     options = _parser().parse_args(argv)
-    if options.html and not Path(options.html).parent.is_dir():
-        folder = Path(options.html).parent
-        raise UsageError(f"there is no folder `{folder}` for the page; make it, or name another")
+    if options.html:
+        _check_place(Path(options.html))
     wanted = wanted_of(options.what, [Path(options.runs_below)])
     user = "" if options.all_users or options.what else options.user or getpass.getuser()
     query = Query(sacct_time(options.since or "7d"), sacct_time(options.until or "now"), user)
@@ -80,6 +79,16 @@ def main(argv: Optional[list[str]] = None) -> int:
     return EXIT_OK if reading.source.is_whole else EXIT_NO_DATA
 
 
+def _check_place(path: Path) -> None:
+    """Before anything is read, which may take minutes."""
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"there is no folder `{path.parent}` for the page; make it, or name another"
+        )
+    if path.is_dir():
+        raise UsageError(f"`{path}` is a folder; name a file in it for the page")
+
+
 def _print_json(reading: Reading, query: Query) -> None:
     """Job by job: the list is never held."""
     head = {"schema_version": SCHEMA_VERSION, "since": query.since, "until": query.until}
@@ -99,7 +108,7 @@ def _print_json(reading: Reading, query: Query) -> None:
 def _write_page(reading: Reading, query: Query, options: argparse.Namespace) -> None:
     """Whole or not at all; as many jobs as a page can carry, those that failed before others."""
     from ftslurm.report.page import MOST_LISTED, page  # late: few want it
-    from ftslurm.report.page_charts import NodeFailures
+    from ftslurm.report.page_charts import NodeFailures, order
 
     jobs: list[JobReport] = []
     left, failures = 0, NodeFailures()
@@ -107,7 +116,7 @@ def _write_page(reading: Reading, query: Query, options: argparse.Namespace) -> 
         jobs.append(job)
         failures.add(job)
         if len(jobs) > 2 * MOST_LISTED:
-            jobs.sort(key=lambda one: -len(one.failures))
+            jobs.sort(key=order)
             left += len(jobs) - MOST_LISTED
             del jobs[MOST_LISTED:]
     data = {
@@ -150,7 +159,9 @@ def _print_text(reading: Reading, options: argparse.Namespace) -> None:
         lines = _lines(job, options)
         if not lines:
             continue
-        if listed >= MOST_LISTED and not (options.runs or options.what):
+        # Of a sweep that has just been queued there is nothing to tell a thousand times.
+        is_told = options.what and (job.begun or job.sweep is None)
+        if listed >= MOST_LISTED and not (options.runs or is_told):
             left += 1
             continue
         if not listed:

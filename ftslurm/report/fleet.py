@@ -121,7 +121,8 @@ class Fleet:
             if key:
                 self._group(name, key).add(whole)
         for cause in {one.cause for one in job.attempts if one.cause}:
-            self._group("cause", cause).add(_sum(one for one in job.attempts if one.cause == cause))
+            its = [one for one in job.attempts if one.cause == cause]
+            self._group("cause", cause).add(_sum(its, jobs=job.tasks))
         blamed = [one for one in job.attempts if one.node and _is_node_fault(one)]
         for node in {one.node for one in blamed if one.node}:
             self._group("node", node).add(_sum(one for one in blamed if one.node == node))

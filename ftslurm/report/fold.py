@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -128,8 +129,10 @@ def split_waiting(jobs: Iterable[LogicalJob], job_ids: Iterable[str]) -> Iterato
         if not ranges or array not in wanted:
             yield job
             continue
-        spans = _spans(job.job_id)
-        own = [number for number in wanted[array] if any(number in span for span in spans)]
+        spans = sorted(_spans(job.job_id), key=lambda span: span.start)
+        begins = [span.start for span in spans]  # in bit_fmt's lists no two overlap
+        places = ((number, bisect_right(begins, number) - 1) for number in wanted[array])
+        own = [number for number, place in places if place >= 0 and number in spans[place]]
         for job_id in (f"{array}_{number}" for number in own):
             yield LogicalJob(job_id, [replace(run, job_id=job_id) for run in job.attempts])
         if len(own) < job.tasks:

@@ -31,6 +31,11 @@ AGENTS_STEP = "agents"
 """Job step of the node agents (scheduler/launch)."""
 _OOM = 125
 """SIG_OOM (253) less the core-dump bit, as sacct prints it."""
+_KILLS = (9, 15)
+"""Signals that come from outside as a rule, as of the kernel, an operator or another program."""
+_NOT_STARTED = 53
+"""No signal: slurmd could not open the files of the batch script (seen on 22.05, 24.11, 26.05 where
+the folder of --output was not there)."""
 
 
 @dataclass
@@ -85,7 +90,9 @@ def ending(run: JobRun) -> Ending:
         return Ending(told[0], told[1], failed_node(run) if told[0] == causes.NODE else None)
     if word == "CANCELLED":
         if run.cancelled_by is None or run.uid is None:
-            return Ending(causes.CANCELLED_USER, "cancelled, Slurm does not say by whom")
+            # slurmctld itself leaves no name: --kill-on-invalid-dep (seen on 22.05 to 26.05).
+            why = "" if run.nodes else ", as where a job that it depends on has failed"
+            return Ending(causes.CANCELLED_USER, f"cancelled, Slurm does not say by whom{why}")
         if run.cancelled_by == run.uid:
             return Ending(causes.CANCELLED_USER, "cancelled by its owner")
         return Ending(causes.CANCELLED_ADMIN, f"cancelled by user id {run.cancelled_by}")
@@ -128,7 +135,7 @@ def dead_step(run: JobRun) -> Optional[StepRow]:
     for step in run.steps:
         if step.step_id.endswith((".extern", ".interactive")) or step.name == AGENTS_STEP:
             continue
-        if step.state == "CANCELLED" and step.signal in (9, 15):
+        if step.state == "CANCELLED" and step.signal in _KILLS:
             continue
         if step.state == "OUT_OF_MEMORY" or (step.signal or 0) not in (0, 15):
             return step
@@ -161,21 +168,36 @@ def _how(step: StepRow) -> str:
 
 def _says_nothing(run: JobRun, dead: Optional[StepRow]) -> bool:
     """A kill from outside looks like one of the program's own."""
-    return _was_killed(run) or (dead is not None and dead.signal == 9 and not run.code)
+    if run.code:
+        return _passed_on(run) is not None
+    return (dead.signal if dead is not None else run.signal) in (*_KILLS, None)
 
 
-def _was_killed(run: JobRun) -> bool:
-    """A script that passes on srun's 137 of a step that was killed (seen on 22.05 to 26.05; a code
-    of 128 or more is printed less 128 below 25.11)."""
-    return run.code in (9, 137) and any(
-        step.state == "CANCELLED" and step.signal == 9 and _is_program(step) for step in run.steps
-    )
+def _passed_on(run: JobRun) -> Optional[int]:
+    """The signal that killed what the script ran, where it passes on the 128 + n of it. Below 25.11
+    n is printed, which may be a code of the program's own: then a step has to have died of it."""
+    for number in _KILLS:
+        killed = (s for s in run.steps if s.state == "CANCELLED" and s.signal == number)
+        if run.code == 128 + number or (run.code == number and any(map(_is_program, killed))):
+            return None if _ended_itself(run, number) else number
+    return None
+
+
+def _ended_itself(run: JobRun, number: int) -> bool:
+    """One of its last step's ranks had failed: with --kill-on-bad-exit or --wait srun kills the
+    others then, and returns 128 + n (seen on 22.05 and 26.05)."""
+    last = next(filter(_is_program, reversed(run.steps)), None)
+    passed_on = (0, None, number, 128 + number)
+    return last is not None and last.state == "FAILED" and last.code not in passed_on
 
 
 def _failed(run: JobRun, dead: Optional[StepRow]) -> str:
     parts = []
-    if _was_killed(run):
-        parts.append(f"exit code {run.code}, which is 128 + 9: its step was killed")
+    passed_on = _passed_on(run)
+    if passed_on is not None:
+        parts.append(f"exit code {run.code}, which is 128 + {passed_on}: what it ran was killed")
+    elif run.signal == _NOT_STARTED:
+        return "its script was not started: slurmd could not open its output (0:53), see --output"
     elif run.signal:
         parts.append(f"signal {run.signal}")
     elif run.code:

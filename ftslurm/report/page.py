@@ -18,6 +18,7 @@ from ftslurm.report.page_charts import (
     attempts_over_time,
     figure,
     nodes_over_time,
+    order,
     out_of_service,
     shares_of_causes,
     value_at,
@@ -157,7 +158,7 @@ def _table(jobs: Sequence[JobReport], left: int) -> str:
              "of them lost", "waited")  # fmt: skip
     heads = [(name, kinds.get(name, "")) for name in names]
     rows = []
-    for job in sorted(jobs, key=lambda job: -len(job.failures))[:MOST_LISTED]:
+    for job in sorted(jobs, key=order)[:MOST_LISTED]:
         why = ", ".join(f"{count} {cause}" for cause, count in job.causes().items())
         node = next((one.node for one in job.failures if one.node), None) or ""
         rows.append(

@@ -99,12 +99,17 @@ def why_of(cause: str) -> str:
     return f"{MEANING[cause]} ({WHOSE[cause]})" if cause in MEANING else ""
 
 
+def order(job: JobReport) -> tuple[int, int, float, str]:
+    """By which jobs are listed: those that failed most, and of these the dearest first."""
+    return -len(job.failures), -len(job.attempts), -job.gpu_hours, job.job_id
+
+
 def attempts_over_time(jobs: Sequence[JobReport], left: int) -> str:
     """The jobs that failed most, each attempt a bar; a few of those that had one attempt alone."""
     drawn = [job for job in jobs if any(_is_drawn(one) for one in job.attempts)]
-    order = sorted(drawn, key=lambda job: (-len(job.failures), -len(job.attempts), job.job_id))
-    several = [job for job in order if len(job.attempts) > 1]
-    once = [job for job in order if len(job.attempts) == 1]
+    in_order = sorted(drawn, key=order)
+    several = [job for job in in_order if len(job.attempts) > 1]
+    once = [job for job in in_order if len(job.attempts) == 1]
     shown = several[:MOST_DRAWN]
     shown += once[: max(0, MOST_DRAWN_ONCE - len(shown))]
     if not shown:

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
@@ -25,7 +26,7 @@ from ftslurm.report.logical import LogicalJob
 from ftslurm.report.sweeps import Sweeps
 from ftslurm.report.wanted import Wanted
 from ftslurm.run.attempt_story import AttemptStory
-from ftslurm.run.attempts import read_progress
+from ftslurm.run.attempts import claimed_numbers, read_progress
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.story import read_story
@@ -43,6 +44,10 @@ from ftslurm.scheduler.sacct import (
 
 DAMAGE = (FtslurmError, OSError, KeyError, TypeError, ValueError, AttributeError)
 """What a run whose records are damaged, or of a later version, comes to when they are read."""
+
+FILE_TIMES_S = 86_400.0
+"""How far the clock of a file server, which dates its files, may be off: nobody sets Slurm's by it.
+"""
 
 _NAMES_HELD = 1_000_000
 _IDS_AT_ONCE = 1_000
@@ -99,8 +104,9 @@ class Reading:
             if self.source.accounting == "sacct":
                 self._read_drains()
         # All rows of a run, also those outside the window: its attempts are told by them.
-        ids = sorted({*self._wanted.jobs, *(job_id for known in runs.values() for job_id in known)})
+        # A het job whole, though a part of it was named: its numbers are those of all parts.
         named = {job_id.partition("+")[0] for job_id in self._wanted.jobs}
+        ids = sorted({*named, *(job_id for known in runs.values() for job_id in known)})
         missing = set(named)
         held: dict[Path, list[LogicalJob]] = {folder: [] for folder in runs}
         for job in split_waiting(self._jobs_of(ids), owners.keys() | named):
@@ -185,6 +191,8 @@ class Reading:
         since, until = self._window
         try:
             if self._query.user not in ("", folder.owner()):
+                return False
+            if since is not None and _written_at(folder) < since - FILE_TIMES_S:
                 return False
             attempts = read_story(RunLayout(folder), now=self._now()).attempts
         except DAMAGE as error:
@@ -330,6 +338,18 @@ def _its_own(jobs: Sequence[LogicalJob], queued_at: Mapping[str, float]) -> list
         if begun_at <= queued_at[job_id] + CLOCKS_S or job_id not in newest:
             newest[job_id] = job
     return sorted(newest.values(), key=lambda job: job.attempts[0].submit_at or 0.0)
+
+
+def _written_at(folder: Path) -> float:
+    """When something was last written of its newest attempt: no sign of it is younger. To read the
+    records of thousands of old runs takes 2 ms each, to look at these a tenth."""
+    layout, found = RunLayout(folder), [0.0]
+    for number in claimed_numbers(layout)[-1:]:
+        root = layout.attempt(number).root
+        for file in [root, *root.iterdir()]:
+            with suppress(FileNotFoundError):  # one that is replaced just now
+                found.append(file.stat().st_mtime)
+    return max(found)
 
 
 def _last_sign_at(folder: Path, attempt: AttemptStory) -> float:

@@ -182,7 +182,8 @@ def _attempt_lines(one: AttemptReport, number: object) -> Iterator[str]:
         parts.append(f"{one.steps_lost:,} steps lost")
     if one.rto_s is not None:
         parts.append(f"back after {duration(one.rto_s)}")
-    when = f"{stamp(one.start_at)} {duration(one.elapsed_s):>8}"
+    begin = stamp(one.start_at) if one.is_begun else "has not begun"
+    when = f"{begin:16} {duration(one.elapsed_s):>8}"
     yield from _wrapped(f"  {number!s:>3} {when}  {', '.join(parts)}", indent=33, first=0)
     if one.sentence and one.sentence != one.cause:
         yield from _wrapped(clip(one.sentence, 220), indent=6)
@@ -205,7 +206,7 @@ def _wrapped(text: str, *, indent: int = 0, first: Optional[int] = None) -> list
 def _folded(job: JobReport) -> str:
     """`4 (1 node, 1 code, 2 preempted)`"""
     if job.tasks > 1:
-        return f"{job.tasks} tasks wait"
+        return f"{job.tasks} tasks{' wait' if job.state == 'waiting' else ''}"
     counts = _counts(job)
     return f"{len(job.begun)} ({counts})" if counts else f"{len(job.begun)}"
 

@@ -45,7 +45,8 @@ def wanted_of(words: Sequence[str], roots: Sequence[Path]) -> Wanted:
         if not words:
             wanted.runs += runs_below(root, wanted.notes)
         elif wanted.jobs:
-            wanted.near += [run for run in runs_below(root, []) if run.resolve() not in once]
+            below = runs_below(root, [])
+            wanted.near += [run for run in below if not once or run.resolve() not in once]
     return wanted
 
 

@@ -4,14 +4,14 @@ Reads the traces of attempts and what tells their differences, judges nothing. S
 have to be the same whatever the number of ranks, but for steps from which on batches were passed
 over between the two (run/skipped.py). The loss has to be the same to the last bit only on as many
 ranks, with the same code, in a deterministic run. Of a trace only the steps are read that another
-attempt has as well: what that costs grows with what was lost, not with the run.
+attempt has as well, some thousand at a time, the newest first: the time grows with what was lost,
+the memory with neither that nor the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
 from ftslurm.errors import FtslurmError
@@ -21,12 +21,23 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.trace_tail import first_row, last_row, rows_between
 
-MOST_ROWS = 200_000
-"""Of all traces together, the same share for each: beyond, only what came first is compared."""
-_LEAST_ROWS = 100
+_BLOCK_STEPS = 4_000
+"""Held at a time."""
 
 Span = tuple[int, int]
 """First and last step, both included."""
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """An attempt and its steps."""
+
+    number: int
+    steps: Span
+    claimed_at: float
+    ranks: int
+    num_codes: int
+    """With code=live, or modules that were built anew: how often it was another one by then."""
 
 
 @dataclass
@@ -49,6 +60,8 @@ class Twice:
     """When the newest attempt began that trained such a step."""
     at: float = 0.0
     """When the newest attempt began that trained some again."""
+    from_step: Optional[int] = None
+    """Where not all were compared: from this one on. None: all were."""
 
     @property
     def equal(self) -> int:
@@ -64,54 +77,82 @@ class Twice:
         what = "samples or tokens" if self.same_data < self.data else "losses"
         return (
             f"{self.differ:,} of {self.data:,} steps that were trained again had other {what} than"
-            f" the first time, from step {step:,} in attempt {attempt} on"
+            f" the first time, from step {step:,} in attempt {attempt} on{self._compared}"
         )
 
+    @property
+    def _compared(self) -> str:
+        if self.from_step is None:
+            return ""
+        return f" (those before step {self.from_step:,} are compared by `ftslurm report`)"
 
-def read_twice(layout: RunLayout, *, most: int = MOST_ROWS) -> Optional[Twice]:
-    """None where no step was trained again, or nobody can tell. `most`: rows that are read."""
-    shared = _shared(layout)
-    if not any(shared.values()):
+
+def read_twice(layout: RunLayout, *, most: Optional[int] = None) -> Optional[Twice]:
+    """None where no step was trained again, or nobody can tell. `most`: rows that are read, of the
+    newest steps; None: all."""
+    spans = _spans(layout)
+    again = _again(list(spans.values()))
+    if not again:
         return None
     try:
         spec = read_record(layout).spec
     except FtslurmError:
         return None
-    found = Twice()
+    tellings = list(_tellings(layout, spans, spec.world_size))
     skips = [(int(one["attempt"]), int(one["first"])) for one in read_records(layout.skipped_jsonl)]
+    found, left = Twice(), most
+    for first, last in _blocks(again):
+        here = [one for one in tellings if _common(one.steps, (first, last))]
+        begin = first
+        if left is not None and here:
+            begin = max(first, last + 1 - left // len(here))
+            left -= (last + 1 - begin) * len(here)
+        if begin <= last:
+            _add_block(found, layout, here, (begin, last), skips, spec.deterministic)
+        if begin > first:
+            found.from_step = begin
+            break
+    return found if found.steps else None
+
+
+def _add_block(
+    found: Twice,
+    layout: RunLayout,
+    tellings: Sequence[_Telling],
+    steps: Span,
+    skips: Sequence[tuple[int, int]],
+    is_deterministic: bool,
+) -> None:
+    """`tellings`: in order. No block has anything to do with another."""
     seen: set[int] = set()
     before: dict[Hashable, Any] = {}
-    num_codes = 0
-    each = max(_LEAST_ROWS, most // (sum(map(bool, shared.values())) or 1))
-    for number, spans in shared.items():
-        attempt = _attempt(layout, number)
-        if attempt is None:
-            continue
-        claimed_at, ranks = attempt
-        num_codes += _has_other_code(layout, number)
-        for row in _rows(layout.trace_file(number), spans, each):
+    for one in tellings:
+        for row in rows_between(layout.trace_file(one.number), *steps):
+            if row.get("loss_hex") is None:
+                continue
             step = row["step"]
             if step in seen:
                 found.steps += 1
-                found.at = max(found.at, claimed_at)
+                found.at = max(found.at, one.claimed_at)
             seen.add(step)
-            batches = sum(after < number and first <= step for after, first in skips)
+            batches = sum(after < one.number and first <= step for after, first in skips)
             data = (row.get("samples"), row.get("tokens"))
             same = _compare(before, ("data", step, batches), data)
             found.data += same is not None
             found.same_data += same is True
             differs = same is False
-            if spec.deterministic:
-                key = ("loss", step, batches, ranks or spec.world_size, num_codes)
+            if is_deterministic:
+                key = ("loss", step, batches, one.ranks, one.num_codes)
                 same = _compare(before, key, row["loss_hex"])
                 found.losses += same is not None
                 found.same_loss += same is True
                 differs = differs or same is False
             if differs:
                 found.differ += 1
-                found.first_differ = found.first_differ or (number, step)
-                found.differed_at = max(found.differed_at, claimed_at)
-    return found if found.steps else None
+                found.first_differ = min(
+                    found.first_differ or (one.number, step), (one.number, step)
+                )
+                found.differed_at = max(found.differed_at, one.claimed_at)
 
 
 def _compare(before: dict[Hashable, Any], key: Hashable, value: Any) -> Optional[bool]:
@@ -121,52 +162,56 @@ def _compare(before: dict[Hashable, Any], key: Hashable, value: Any) -> Optional
     return same
 
 
-def _shared(layout: RunLayout) -> Mapping[int, list[Span]]:
-    """Attempt, oldest first -> its steps that another has as well."""
-    steps: dict[int, Optional[Span]] = {}
+def _spans(layout: RunLayout) -> dict[int, Span]:
+    """Attempt, oldest first -> its steps, where it has any."""
+    found = {}
     for number in claimed_numbers(layout):
         path = layout.trace_file(number)
         first, last = first_row(path), last_row(path)
-        steps[number] = (first["step"], last["step"]) if first and last else None
-    found: dict[int, list[Span]] = {}
-    for number, own in steps.items():
-        others = [one for other, one in steps.items() if one is not None and other != number]
-        both = [] if own is None else [(max(own[0], a), min(own[1], b)) for a, b in others]
-        found[number] = _joined(sorted(one for one in both if one[0] <= one[1]))
+        if first and last and first["step"] <= last["step"]:
+            found[number] = (first["step"], last["step"])
     return found
 
 
-def _joined(spans: list[Span]) -> list[Span]:
-    """Those that overlap as one; `spans` in order."""
+def _again(spans: Sequence[Span]) -> list[Span]:
+    """What lies in several of them, in order; what touches is one."""
+    edges = sorted(edge for first, last in spans for edge in ((first, 1), (last + 1, -1)))
     found: list[Span] = []
-    for first, last in spans:
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
-        else:
-            found.append((first, last))
+    depth = 0
+    for at, change in edges:  # at one place ends come before begins
+        if depth + change == 2 and change == 1:
+            begins = at
+            if found and found[-1][1] == at - 1:
+                begins = found.pop()[0]
+            found.append((begins, at))
+        elif depth == 2 and change == -1:
+            found[-1] = (found[-1][0], at - 1)
+        depth += change
     return found
 
 
-def _attempt(layout: RunLayout, number: int) -> Optional[tuple[float, Optional[int]]]:
-    """When it began, and on how many ranks (None: as in the spec)."""
-    try:
-        attempt = read_attempt(layout, number)
-    except (OSError, FtslurmError):
-        return None
-    return attempt.claimed_at, attempt.world_size
+def _blocks(spans: Sequence[Span]) -> Iterator[Span]:
+    """The newest steps first."""
+    for first, last in reversed(spans):
+        while last >= first:
+            yield max(first, last + 1 - _BLOCK_STEPS), last
+            last -= _BLOCK_STEPS
 
 
-def _has_other_code(layout: RunLayout, number: int) -> bool:
-    """With code=live, or modules that were built anew."""
-    return any(event["kind"] == "code_changed" for event in read_events(layout.attempt(number)))
+def _common(one: Span, other: Span) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _rows(path: Path, spans: list[Span], most: int) -> Iterator[dict[str, Any]]:
-    """At most so many, and only those that have a loss."""
-    for span in spans:
-        for row in rows_between(path, *span):
-            if most <= 0:
-                return
-            most -= 1
-            if row.get("loss_hex") is not None:
-                yield row
+def _tellings(layout: RunLayout, spans: Mapping[int, Span], world_size: int) -> Iterator[_Telling]:
+    """Of attempts whose record can be read."""
+    num_codes = 0
+    for number in claimed_numbers(layout):
+        try:
+            attempt = read_attempt(layout, number)
+        except (OSError, FtslurmError):
+            continue
+        events = read_events(layout.attempt(number))
+        num_codes += any(event["kind"] == "code_changed" for event in events)
+        if number in spans:
+            ranks = attempt.world_size or world_size
+            yield _Telling(number, spans[number], attempt.claimed_at, ranks, num_codes)

@@ -96,7 +96,8 @@ def read_nodes(
     """State and reason of each node; None when slurmctld does not answer in time."""
     if not nodes:
         return {}
-    argv = ["scontrol", "--oneliner", "show", "node", compress(nodes)]
+    # --all: a node of hidden partitions alone is `not found` else (22.05, seen).
+    argv = ["scontrol", "--oneliner", "--all", "show", "node", compress(nodes)]
     try:
         done = run(argv, timeout_s)
     except SchedulerError:

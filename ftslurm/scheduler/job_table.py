@@ -109,13 +109,17 @@ class Table:
         self.left_out = 0
 
     def runs(self, lines: Iterable[str]) -> Iterator[JobRun]:
-        """In the order of the table; a run comes when its steps have."""
+        """In the order of the table; a run comes when its steps have. A step whose job is not above
+        it is left out and counted: it would accuse another."""
         run: Optional[JobRun] = None
+        its_steps = ""
         job_id, of_step, of_run = self._job_id, self._of_step, self._of_run
         for row in self._rows(lines):
             if "." in row[job_id] and "[" not in row[job_id]:  # 72_[1,3,...] waits
-                if run is not None:
+                if run is not None and row[job_id].startswith(its_steps):
                     run.steps.append(_step(of_step(row)))
+                else:
+                    self.left_out += 1
                 continue
             following = _run(of_run(row))
             if run is not None and run.state == "RESIZING" and run.job_id == following.job_id:
@@ -123,7 +127,7 @@ class Table:
                 continue
             if run is not None:
                 yield run
-            run = following
+            run, its_steps = following, f"{following.job_id}."
         if run is not None:
             yield run
 
@@ -183,9 +187,12 @@ def _run(values: Sequence[str]) -> JobRun:
 
 
 def resized(before: JobRun, after: JobRun) -> JobRun:
-    """A job that lost a node goes on under a second row: still the same run. That row's Submit and
-    Eligible are the moment of the resize (as_mysql_job.c)."""
-    after.steps, after.start_at = before.steps, before.start_at or after.start_at
+    """A job that lost a node, or gave it back, goes on under a second row: still the same run. That
+    row's Submit and Eligible are the moment of the resize (as_mysql_job.c), and so is its Start; on
+    22.05 its Start and Elapsed are those of the whole job once that has ended (seen)."""
+    if before.end_at is not None and after.start_at is not None:
+        after.elapsed_s = max(0.0, after.elapsed_s - max(0.0, before.end_at - after.start_at))
+    after.steps, after.start_at = before.steps + after.steps, before.start_at or after.start_at
     after.submit_at, after.eligible_at = before.submit_at, before.eligible_at
     spent_s = before.elapsed_s
     after.more_node_s = before.more_node_s + spent_s * (before.num_nodes - after.num_nodes)

@@ -38,6 +38,8 @@ ANSWER_S = 120.0
 """For each row of the table: sacct sorts all of them before it prints the first."""
 _TELLS_OF_PRIVATE_DATA = (24, 11)
 _TIME_REFUSED = "Invalid time specification"
+_TIMES_SWAPPED = "requested is after end time"
+_NO_USER = "Invalid user id"
 
 _SHOWN = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
 _NAME = re.compile(
@@ -136,8 +138,12 @@ class _Watch:
 
 
 def _error(said: str, query: Query) -> Exception:
+    when = f"--since {query.since}, --until {query.until}"
+    if query.user and _NO_USER in said:  # also a word of slurmctld's, of other things
+        return UsageError(f"there is no user `{query.user}` here; see --user, and --all-users")
+    if _TIMES_SWAPPED in said:
+        return UsageError(f"there is no time between these two ({when}): --since has to be earlier")
     if _TIME_REFUSED in said:
-        when = f"--since {query.since}, --until {query.until}"
         return UsageError(f"sacct takes no such time ({when}); {_TIMES}")
     return NoAccounting(_why(said))
 
@@ -194,7 +200,7 @@ def sees_others(user: str, *, run: Runner = run_command) -> Optional[bool]:
 def jobs_without_accounting(query: Query, *, run: Runner = run_command) -> list[JobRun]:
     """What slurmctld still knows, MinJobAge (300 s) after a job's end at most: the newest run of
     each job. SchedulerError when it does not answer either."""
-    argv = ["scontrol", "--oneliner", "show", "job"]
+    argv = ["scontrol", "--oneliner", "--all", "show", "job"]
     done = run(argv, ASK_S)
     if done.rc != 0 and "No jobs" not in done.stdout + done.stderr:
         raise SchedulerError(f"`{' '.join(argv)}` failed: {_last_line(done.stderr)}")

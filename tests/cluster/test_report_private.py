@@ -41,7 +41,7 @@ def jobs(lab: Lab) -> dict[str, str]:
     # A table up to `now` has a job two seconds after one by its number has (22.05: seen).
     wait_until(
         lambda: {*found.values()} <= told(lab, "--all-users")[0] or None,
-        timeout_s=20,
+        timeout_s=60,
         seen=lambda: f"{found}, of which not all are told",
     )
     return found
