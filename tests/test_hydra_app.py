@@ -137,7 +137,11 @@ def test_a_task_that_fails_is_named_and_the_others_end_well(folder):
         (("lr=0.1", "hydra.launcher.cluster.nodse=2"), "nodse"),
         (("lr=0.1", "hydra.launcher.cluster.nodes=2"), "cluster.nodes is 2"),
         (("lr=0.1", "hydra.launcher.groups.cluster=h100"), "h100"),
-        (("lr=0.1", "hydra.launcher.detach=true"), "detach"),
+        (("lr=0.1", "hydra.launcher.detach=true"), "detach means nothing to cluster=local"),
+        (
+            ("lr=0.1,0.2", "hydra.launcher.detach=true", "hydra/sweeper=optuna"),
+            "sweeper `optuna` chooses tasks by the values of others",
+        ),
         (("lr=0.1", "hydra.launcher.parallelism=0"), "parallelism is 0"),
         (("lr=0.1", f"stamp={SECRET}"), "WANDB_API_KEY"),
     ],

@@ -1,5 +1,6 @@
 """The quick loader gives for each task what Hydra's own gives, and refuses what that refuses."""
 
+import logging
 import pickle
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 
 from ftslurm.hydra_app.launcher import Submission
 from ftslurm.hydra_app.quick_loader import QuickLoader
+from ftslurm.run.sweep_layout import SweepLayout
 
 CONFIG = "defaults:\n  - db: a\n  - _self_\nlr: 0.1\nnow: ${now:%f}\nn: {x: 1}\n"
 
@@ -127,3 +129,39 @@ def test_a_time_in_the_sweeps_folder_is_one_for_all_tasks_whatever_the_sweeper_a
     folders = [Path(pickle.loads(task.data).hydra.runtime.output_dir) for task in made]
     assert [folder.name for folder in folders] == ["0", "1", "2"]
     assert len({folder.parent for folder in folders}) == 1
+
+
+@pytest.fixture
+def submission(loaders):
+    theirs, _, master = loaders
+    return Submission(HydraContext(config_loader=theirs, callbacks=Callbacks()), master)
+
+
+def test_tasks_that_a_later_override_makes_equal_are_named(submission, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="ftslurm")
+    layout = SweepLayout(tmp_path / "runs" / "app-1")
+    submission._composed(layout, {0: ["lr=1", "db=a"], 1: ["lr=2", "db=a"], 2: ["+z=1"]})
+    assert not caplog.messages
+    hidden = {n: [f"lr={n}", "n.x=1", "lr=0.5"] for n in range(3)}
+    submission._composed(layout, {**hidden, 3: ["lr=0.5"]})
+    assert caplog.messages == ["tasks 0 and 1 are given the same values; 1 more repeat another"]
+
+
+def test_a_map_takes_nothing_of_an_earlier_one_away(loaders):
+    _, ours, _ = loaders
+    assert ours.effective(["n={x: 1}", "n={y: 2}"]) == ("n={x: 1}", "n={y: 2}")
+    assert ours.effective(["lr=1", "+z=1", "lr=2", "++z=3"]) == ("lr=2", "z=3")
+
+
+def test_of_an_interruption_while_tasks_are_composed_it_is_said_that_nothing_was_submitted(
+    submission, tmp_path, caplog, monkeypatch
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    caplog.set_level(logging.INFO, logger="ftslurm")
+    monkeypatch.setattr(submission._context.config_loader, "freeze", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        submission._composed(SweepLayout(tmp_path / "app-1"), {0: ["lr=1"]})
+    (said,) = caplog.messages
+    assert said.startswith("stopped; nothing of these tasks was written")

@@ -1,6 +1,7 @@
 """Whatever the overrides of a task are, the quick way to its frozen configuration comes to what
 Hydra's own composition, frozen without any short cut, comes to."""
 
+import itertools
 import pickle
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
@@ -106,15 +107,15 @@ WORDS = {
     "net.tags": ["[x,y]", "[]", "['p,q']"],
     "+net.sizes.big": ["7", "no"],
     "net.rate": ["3", "${lr}"],
-    "n": ["{x: 3}", "{y: {z: 5}}", "null"],
+    "n": ["{x: 3}", "{y: {z: 5}}", "null", "5"],
     "n.x": ["4", "${lr}"],
     "n.y.z": ["6"],
     "~n.y": [None],
     "~db": [None],
-    "+new": ["1", "{a: [1, {b: 2}]}", "${name}"],
+    "+new": ["1", "{a: [1, {b: 2}]}", "${name}", "null"],
     "++d.b": ["2", "'${d.a}'"],
-    "d": ["{c: 3}"],
-    "l": ["[]", "[5,6]", "['${name}']"],
+    "d": ["{c: 3}", "null", "5"],
+    "l": ["[]", "[5,6]", "['${name}']", "null", "5"],
     "whole_db.port": ["1"],
     "later": ["1"],
     "unknown": ["1"],
@@ -154,12 +155,13 @@ def loaders(request, tmp_path_factory):
 
 @some.composite
 def overrides(draw):
+    """Of two tasks, of the same keys."""
     keys = draw(some.lists(some.sampled_from(list(WORDS)), max_size=4, unique=True))
-    words = []
-    for key in keys:
+    tasks = ([], [])
+    for key, words in itertools.product(keys, tasks):
         value = draw(some.sampled_from(WORDS[key]))
         words.append(key if value is None else f"{key}={value}")
-    return words
+    return tasks
 
 
 def whole(node):
@@ -181,10 +183,18 @@ def outcome(work):
         return type(error), str(error)
 
 
+def frozen(made):
+    config = pickle.loads(made.data)
+    # When a task was composed is its own affair: all that was not asked for before.
+    if "later" in config and not isinstance(config.later, int):
+        config.later = "then"
+    return whole(config), made.options, made.overrides, made.working_dir
+
+
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(overrides())
-def test_the_quick_way_comes_to_what_hydras_own_comes_to(loaders, words):
-    theirs, ours, master = loaders
+def test_the_quick_way_comes_to_what_hydras_own_comes_to(loaders, tasks):
+    (theirs, ours, master), (words, before) = loaders, tasks
 
     def composed(loader):
         return lambda: whole(loader.load_sweep_config(master, words))
@@ -192,13 +202,6 @@ def test_the_quick_way_comes_to_what_hydras_own_comes_to(loaders, words):
     wanted = outcome(composed(theirs))
     for _ in range(3):  # left to Hydra, from a new base, from a known one
         assert outcome(composed(ours)) == wanted
-
-    def frozen(made):
-        config = pickle.loads(made.data)
-        # When a task was composed is its own affair: all that was not asked for before.
-        if "later" in config and not isinstance(config.later, int):
-            config.later = "then"
-        return whole(config), made.options, made.overrides, made.working_dir
 
     for number in (0, 7):
         name = {"run_id": f"app-{number:04d}", "number": number}
@@ -210,7 +213,56 @@ def test_the_quick_way_comes_to_what_hydras_own_comes_to(loaders, words):
         def quick(name=name):
             return frozen(ours.freeze(master, words, **name))
 
+        wanted = outcome(slow)
+        assert outcome(quick) == wanted
+        outcome(lambda: ours.freeze(master, before, run_id="before", number=3))
+        assert outcome(quick) == wanted  # of its kind, after another
+
+
+SUCCESSIONS = [
+    ("n=5", "n=null", "n=5"),
+    ("n=null", "n=5", "n=null"),
+    ("l=5", "l=null"),
+    ("d=null", "d=5", "d=null"),
+    ("+new=null", "+new=1", "+new=null"),
+    ("name=null", "name=1", "name=a"),
+    ("whole_db.port=1", "whole_db.port=2"),
+    ("later=1", "later=null"),
+    ("+net.sizes.big=1", "+net.sizes.big=2"),
+    ("+extra.a=1", "+extra.a=2"),
+    ("lr=1", "lr=2", "lr=no", "lr=3"),
+    ("net.width=1", "net.width=no", "net.width=2"),
+]
+
+
+@pytest.mark.parametrize("words", SUCCESSIONS, ids=" ".join)
+def test_a_task_made_of_the_one_before_is_as_if_it_were_the_first(loaders, words):
+    theirs, ours, master = loaders
+    outcome(lambda: ours.load_sweep_config(master, [words[0]]))  # left to Hydra
+    for number, word in enumerate(words):
+        name = {"run_id": f"app-{number}", "number": number}
+
+        def slow(word=word, name=name):
+            config = theirs.load_sweep_config(master, [word])
+            return frozen(freeze_config(config, overrides=[word], **name))
+
+        def quick(word=word, name=name):
+            return frozen(ours.freeze(master, [word], **name))
+
         assert outcome(quick) == outcome(slow)
+
+
+def test_of_tasks_of_one_kind_the_first_alone_is_copied(loaders, monkeypatch):
+    _, ours, master = loaders
+    for value in (1, 2):  # left to Hydra, and what all begin with
+        ours.freeze(master, [f"net.rate={value}"], run_id="a", number=value)
+    (begun,) = [one for kind, one in ours._begun.items() if "net.rate" in str(kind)]
+    if begun.common is None or "pick" in master:
+        return
+    monkeypatch.setattr(begun, "copied", None)
+    for value in (3, 4):
+        made = ours.freeze(master, [f"net.rate={value}"], run_id="a", number=value)
+        assert pickle.loads(made.data).net.rate == value
 
 
 def test_what_tasks_have_in_common_is_settled_once(loaders):

@@ -223,6 +223,7 @@ def test_what_somebody_else_is_queueing_is_left_to_him(tmp_path, queue, monkeypa
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("ftslurm.run.sweep_lock.fcntl.lockf", taken)
+    monkeypatch.setattr("ftslurm.run.sweep_lock.PASSING_S", 0.0)
 
     def on_pause(pause):
         if pause == 2:
@@ -318,7 +319,7 @@ def test_an_interrupt_says_how_to_look_later(tmp_path, queue):
     with pytest.raises(KeyboardInterrupt):
         follow(layout, say=lines.append, sleep=interrupt)
     assert lines[-2] == f"detached, the sweep goes on: ftslurm status {layout.root}"
-    assert lines[-1].startswith("1 tasks are not queued yet")
+    assert lines[-1] == f"1 task not queued yet: ftslurm resume {layout.root}"
 
 
 def test_an_answer_that_was_lost_is_found_before_anything_is_queued(tmp_path, queue):

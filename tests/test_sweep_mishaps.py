@@ -28,6 +28,7 @@ from ftslurm.scheduler.arrays import AT_LIMIT, NO_PLACE, NO_ROOM
 from ftslurm.scheduler.local_state import CANCEL, LocalJob, is_requested, write_job
 from ftslurm.scheduler.lost_arrays import OPEN_S
 from ftslurm.scheduler.process import ProcessName
+from ftslurm.submit import sweep_files
 from ftslurm.sweep import here
 from ftslurm.sweep.look import look
 from ftslurm.sweep.queue import queue_left, queue_tasks
@@ -40,6 +41,33 @@ from tests.test_sweep_submit import begin, task  # noqa: F401 - begin is a fixtu
 
 def no_quota(*_, **__):
     raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+def test_a_disk_full_half_way_says_where_and_that_nothing_stays(begin, slurm, monkeypatch):  # noqa: F811
+    sweep = begin()
+    plain, written = sweep_files.write_run, []
+
+    def write_run(*args):
+        written.append(args)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(*args)
+
+    monkeypatch.setattr(sweep_files, "write_run", write_run)
+    with pytest.raises(OSError, match="No space left") as caught:
+        sweep.launch([task(number) for number in range(4)])
+    place = sweep.layout.root.parent
+    assert f"as 4 tasks were written below `{place}`; nothing of them is left" in str(caught.value)
+    assert list(place.iterdir()) == [] and slurm.calls == []
+
+
+def test_a_disk_that_fails_once_they_are_there_says_that_they_are(begin, slurm, monkeypatch):  # noqa: F811
+    sweep = begin()
+    monkeypatch.setattr(sweep_files, "fsync_folder", no_quota)
+    with pytest.raises(OSError, match="Disk quota exceeded") as caught:
+        sweep.launch([task(0)])
+    assert f"some are left in `{sweep.layout.root}`, and nothing is queued" in str(caught.value)
+    assert sweep.layout.task(0).root.exists() and slurm.calls == []
 
 
 def test_a_quota_after_slurm_has_said_yes_does_not_say_to_try_again(begin, slurm, monkeypatch):  # noqa: F811

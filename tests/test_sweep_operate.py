@@ -56,10 +56,10 @@ def test_status_of_a_small_sweep_is_a_line_a_task_and_counts_on_top(tmp_path, qu
     lines = status(layout, capsys).splitlines()
     assert lines[0] == "sweep-1: 1 of 4 done, 1 running, 1 waiting, 1 failed"
     assert "ftslurm submit -m seed=0,1" in lines[1]
-    assert lines[2].split() == ["task", "overrides", "state", "step", "attempts", "value"]
+    assert lines[2].split() == ["task", "overrides", "state", "step", "attempts", "job", "value"]
     assert lines[3].split() == ["0", "seed=0", "done", "100/100", "1", "0.1"]
-    assert lines[4].split() == ["1", "seed=1", "running", "47/100", "1"]
-    assert lines[6].split() == ["3", "seed=3", "waiting", "(Resources)", "0"]
+    assert lines[4].split() == ["1", "seed=1", "running", "47/100", "1", "70_1"]
+    assert lines[6].split() == ["3", "seed=3", "waiting", "(Resources)", "0", "70_3"]
     assert "task 2 failed: rank 3 raised MemoryError" in lines
     queue.put(["70_1"], "COMPLETING")
     assert "running (COMPLETING)" in status(layout, capsys), "it is being torn down"
@@ -262,6 +262,7 @@ def test_a_resume_beside_another_is_refused(tmp_path, queue, monkeypatch):
 
     layout = make_sweep(tmp_path, 2)
     monkeypatch.setattr("ftslurm.run.sweep_lock.fcntl.lockf", taken)
+    monkeypatch.setattr("ftslurm.run.sweep_lock.PASSING_S", 0.0)
     with pytest.raises(RunError, match="another process queues"):
         resume_sweep(layout, sleep=quick)
     assert queue.count("sbatch") == 0

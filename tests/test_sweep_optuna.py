@@ -1,6 +1,7 @@
 """Optuna's sweeper: over somebody's program, eight trials, one of them preempted in the midst; over
 our own configs, and what it refuses there."""
 
+import importlib
 import json
 import logging
 import shutil
@@ -60,7 +61,8 @@ OWN = ["submit", "-m", "entry=rank:mine:main", "cluster=local", "cluster.tasks_p
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    # It writes to what was stderr when the first test began.
+    # It writes to what was stderr when the first test began, by a handler that it adds as it loads.
+    importlib.import_module("optuna")
     monkeypatch.setattr(logging.getLogger("optuna"), "handlers", [])
     monkeypatch.setattr(logging, "lastResort", None)
     (tmp_path / "mine.py").write_text(ENTRY)
@@ -91,6 +93,7 @@ def test_trials_of_our_own_configs_are_told_and_so_is_the_best(folder, capsys):
         (["hydra.sweeper.direction=up"], "'minimize' or 'maximize'"),
         (["user.y=interval(9,1)"], "smaller than or equal"),
         (["hydra/sweeper/sampler=nope"], "hydra/sweeper/sampler/nope"),
+        (["--detach"], "sweeper `optuna` chooses tasks by the values of others"),
     ],
 )
 def test_what_optuna_refuses_is_a_sentence_and_leaves_nothing_written(folder, capsys, words, named):

@@ -92,7 +92,8 @@ def _hold(layout, is_held, may_go):
         may_go.wait(30)
 
 
-def test_one_at_a_time_queues_tasks(tmp_path):
+def test_one_at_a_time_queues_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr("ftslurm.run.sweep_lock.PASSING_S", 30.0)
     layout = make_sweep(tmp_path, 0)
     context = multiprocessing.get_context("fork")
     is_held, may_go = context.Event(), context.Event()
@@ -100,9 +101,9 @@ def test_one_at_a_time_queues_tasks(tmp_path):
     other.start()
     try:
         assert is_held.wait(30)
-        with pytest.raises(RunError, match="another process queues"), queueing(layout):
+        with pytest.raises(RunError, match="another process queues"), queueing(layout, wait_s=0):
             pass
-        with queueing(layout, wait_s=30, sleep=lambda _: may_go.set()):
+        with queueing(layout, sleep=lambda _: may_go.set()):  # as a task's that ends
             assert may_go.is_set()
     finally:
         may_go.set()

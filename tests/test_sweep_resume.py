@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ftslurm.cli import main
-from ftslurm.errors import RunError
+from ftslurm.errors import EXIT_INTERRUPTED, RunError
 from ftslurm.files import write_json
 from ftslurm.operate.sweep_cancel import cancel_sweep
 from ftslurm.operate.sweep_resume import resume_sweep
@@ -18,7 +18,15 @@ from ftslurm.scheduler.local_state import LocalJob, write_job
 from ftslurm.scheduler.lost_arrays import OPEN_S
 from ftslurm.sweep import here
 from ftslurm.sweep.look import look
-from tests.fakes.array_queue import arrays, finish, make_sweep, queued, quick
+from tests.fakes.array_queue import (
+    arrays,
+    decide,
+    finish,
+    make_sweep,
+    queued,
+    quick,
+    train,
+)
 
 
 def states(layout):
@@ -56,6 +64,18 @@ def test_a_task_with_an_earlier_job_is_left_alone_too(tmp_path, queue):
     add_array(layout, ASKED, 0, [0])
     answer = resume_sweep(layout, sleep=quick)
     assert answer.result == "nothing" and not answer.ok and arrays(queue) == []
+
+
+@pytest.mark.parametrize("action", ["stop", "ended"])
+def test_a_task_whose_batch_script_is_on_its_way_out_is_not_taken_for_alive(
+    tmp_path, queue, action
+):
+    layout = make_sweep(tmp_path, 2)
+    queued(layout, queue, [0, 1])
+    decide(train(layout, 0), action, "so it is")
+    answer = resume_sweep(layout, sleep=lambda _: queue.put(["70_0"], "FAILED"))
+    assert answer.ok and answer.text.startswith("1 task is queued to go on"), answer.text
+    assert arrays(queue) == ["--array=0"]
 
 
 def test_a_cancel_orders_what_may_be_on_its_way_and_says_so(tmp_path, queue):
@@ -127,8 +147,7 @@ def test_the_resume_of_a_single_task_that_was_killed_is_found_by_the_next(tmp_pa
     layout = make_sweep(tmp_path, 1)
     queued(layout, queue, [0], word="FAILED")
     queue.loses_answer = True
-    with pytest.raises(KeyboardInterrupt):
-        main(["resume", str(layout.task(0).root)])
+    assert main(["resume", str(layout.task(0).root)]) == EXIT_INTERRUPTED
     queue.put(["100"], "RUNNING", command=str(layout.task(0).script))  # it has claimed nothing yet
     for root in (layout.task(0).root, layout.root):
         assert main(["resume", str(root)]) == 0

@@ -1,6 +1,7 @@
 """Many runs as one sweep: planned and written together, queued as arrays, found when lost."""
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -97,6 +98,15 @@ def test_the_tasks_are_runs_like_any_other_and_one_array(begin, slurm):
     # A successor, or a person's resume, is a single job by the run's own command.
     assert layout.task(2).sbatch_command.read_text().endswith(f"{layout.task(2).script}\n")
     assert not [path for path in layout.root.parent.iterdir() if path != layout.root]
+
+
+def test_a_task_that_may_be_short_begins_without_agents(begin, slurm):
+    sweep = begin()
+    sweep.launch([task(0, nodes=1), task(1)])
+    scripts = [sweep.layout.task(number).script.read_text() for number in range(2)]
+    begins = [re.search(r"agent\.keep[\s\\]+(\S+)", text)[1] for text in scripts]
+    assert begins == ["--after", "env"]
+    assert all("ftslurm.agent " in text for text in scripts)
 
 
 def test_each_task_goes_on_with_its_own_runs_script(begin, slurm):

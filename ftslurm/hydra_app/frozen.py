@@ -111,8 +111,8 @@ def _settled(
     from omegaconf import OmegaConf
 
     hydra = config.hydra
-    OmegaConf.set_readonly(hydra, False)
     if common is None:
+        OmegaConf.set_readonly(hydra, False)
         take_what_is_not_for_tasks(hydra)
     hydra.job.id, hydra.job.num = run_id, number
     # Not by `set_config`, which would copy it.

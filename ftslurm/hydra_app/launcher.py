@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, cast
 
@@ -30,6 +30,7 @@ from ftslurm.run.sweep_record import PROGRAM
 from ftslurm.submit.compose import compose_run
 from ftslurm.submit.place import open_choices
 from ftslurm.submit.program_files import check_words, with_program
+from ftslurm.submit.say import repeated
 from ftslurm.submit.sweep_course import BASIC, Course, TaskResult, failure
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def as_hydra_errors() -> Iterator[None]:
     except FtslurmError as error:
         raise hydra_error(f"ftslurm: error: {error}") from None
     except KeyboardInterrupt:
-        raise SystemExit(EXIT_FAILED) from None  # the follower has said how the sweep goes on
+        raise SystemExit(EXIT_FAILED) from None  # what was broken off has been said
 
 
 def hydra_error(text: str) -> Exception:
@@ -113,20 +114,36 @@ class Submission:
             if self._layout is None:
                 spec, _ = self._spec(_plain(self._config.hydra.launcher))
                 self._layout = self._course.begin(spec)
-            numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
-            frozen = {
-                number: self._freeze(self._layout, number, list(overrides))
-                for number, overrides in zip(numbers, job_overrides)
-            }
-            tasks = [
-                self._task(number, overrides, frozen[number])
-                for number, overrides in zip(numbers, job_overrides)
-            ]
+            words_of = dict(enumerate(map(list, job_overrides), start=initial_job_idx))
+            frozen, tasks = self._composed(self._layout, words_of)
             results = {result.number: result for result in self._course.launch(tasks)}
         return [
             self._job_return(self._layout, number, task, results.get(number))
             for number, task in frozen.items()
         ]
+
+    def _composed(
+        self, layout: SweepLayout, words_of: Mapping[int, list[str]]
+    ) -> tuple[dict[int, Frozen], list[Task]]:
+        try:
+            frozen = {
+                number: self._freeze(layout, number, words) for number, words in words_of.items()
+            }
+            tasks = [
+                self._task(number, words, frozen[number]) for number, words in words_of.items()
+            ]
+        except KeyboardInterrupt:
+            log.info("stopped; nothing of these tasks was written, nothing of them was submitted")
+            raise
+        if sweeper_name(self._config.hydra.sweeper._target_) == BASIC:
+            loader: QuickLoader = self._context.config_loader
+            told = repeated(
+                {number: loader.effective(words) for number, words in words_of.items()},
+                "given the same values",
+            )
+            if told is not None:
+                log.info(told)
+        return frozen, tasks
 
     def _freeze(self, layout: SweepLayout, number: int, overrides: list[str]) -> Frozen:
         loader: QuickLoader = self._context.config_loader

@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ftslurm.hydra_app.common_part import Common, take_common
+from ftslurm.hydra_app.common_part import take_common
 from ftslurm.hydra_app.frozen import Frozen, copier, freeze_config
+from ftslurm.hydra_app.reuse import Begun, are_values, as_change, put_back, references_at
 from ftslurm.submit.override import plain_override
 
 _TRIED = 16
@@ -70,8 +71,8 @@ class QuickLoader:
         self._bases: dict[tuple[str, ...], Callable[[], Any]] = {}
         self._tried: dict[Any, Any] = {}
         """kind of tasks -> a configuration over which the values of one were put"""
-        self._begun: dict[tuple[Any, ...], tuple[Optional[Common], Callable[[], Any]]] = {}
-        """kind of tasks -> (what is known of it, what all of them begin with)"""
+        self._begun: dict[tuple[Any, ...], Begun] = {}
+        """By the kind of tasks."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -140,19 +141,29 @@ class QuickLoader:
         if parts is None or not parts.are_single:
             config = self.load_sweep_config(master_config, overrides)
             return freeze_config(config, run_id=run_id, number=number, overrides=overrides)
+        keys = {word.key_or_group for word in parts.values}
         if parts.kind not in self._begun:
-            keys = {word.key_or_group for word in parts.values}
             self._begun[parts.kind] = self._begin(master_config, parts.choices, keys)
-        common, copied = self._begun[parts.kind]
-        config = _as_of_now(copied(), master_config)
-        put(parts, config)
-        return freeze_config(
-            config, run_id=run_id, number=number, overrides=overrides, common=common
+        begun = self._begun[parts.kind]
+        used, begun.used = begun.used, None
+        config = _as_of_now(begun.copied() if used is None else used, master_config)
+        if used is None:
+            is_usable = begun.is_kept and are_values(config, keys, or_absent=True)
+            put(parts, config)
+        else:
+            is_usable = True
+            put(dataclasses.replace(parts, values=tuple(map(as_change, parts.values))), config)
+        # Without a common part all is settled, and what was is not known.
+        places = begun.common.places if is_usable and begun.common is not None else None
+        references = None if places is None else references_at(config, places)
+        frozen = freeze_config(
+            config, run_id=run_id, number=number, overrides=overrides, common=begun.common
         )
+        if references is not None and are_values(config, keys, or_absent=False):
+            begun.used = config if put_back(config, references) else None
+        return frozen
 
-    def _begin(
-        self, master_config: Any, choices: tuple[str, ...], keys: Collection[str]
-    ) -> tuple[Optional[Common], Callable[[], Any]]:
+    def _begin(self, master_config: Any, choices: tuple[str, ...], keys: Collection[str]) -> Begun:
         from omegaconf.errors import OmegaConfBaseException
 
         config = self.base(master_config, choices)
@@ -161,7 +172,19 @@ class QuickLoader:
         except OmegaConfBaseException:
             # To be said as of a task.
             common, config = None, self.base(master_config, choices)
-        return common, copier(config)
+        return Begun(common, copier(config), is_kept=len(self._begun) < _TRIED)
+
+    def effective(self, overrides: Sequence[str]) -> tuple[str, ...]:
+        """Of a task that can be composed: without those in whose place a later one puts another
+        value."""
+        kept: dict[str, str] = {}
+        for word in map(self._parse, overrides):
+            # A map is merged into what is there.
+            is_map = isinstance(word._value, dict)
+            key = word.input_line if is_map else word.get_key_element().lstrip("+")
+            kept.pop(key, None)
+            kept[key] = word.input_line.lstrip("+")
+        return tuple(kept.values())
 
     def _parse(self, text: str) -> Any:
         from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -142,7 +142,7 @@ class _Settling:
         from omegaconf import OmegaConf
 
         for *above, name in places:
-            holder = _group_at(config, above)
+            holder = group_at(config, above)
             if holder is not None and OmegaConf.is_interpolation(holder, name):
                 text = holder._get_node(name)._value()
                 reason = self._leaf(holder, name, text)
@@ -161,7 +161,7 @@ class _Settling:
                 return None
             reason = inside[0] if inside else _OBJECT
         except InterpolationToMissingValueError:
-            _write(holder, name, _MISSING)
+            write(holder, name, _MISSING)
             return None
         except _AskedError as asked:
             reason = str(asked)
@@ -199,7 +199,7 @@ class _Settling:
                 self._refuse_drawn(holder, name, part)
                 settled += _escaped(run, before_open=True) + part.getText()
                 run = ""
-        _write(holder, name, settled + _escaped(run))
+        write(holder, name, settled + _escaped(run))
 
     def _part(self, holder: Any, name: Any, tree: Any) -> Any:
         from omegaconf import AnyNode
@@ -230,7 +230,7 @@ class _Settling:
                 )
 
 
-def _group_at(config: Any, place: Sequence[Any]) -> Any:
+def group_at(config: Any, place: Sequence[Any]) -> Any:
     """The list or group there; None where a value has taken the place of one on the way."""
     for name in place:
         config = config._get_node(name)
@@ -247,7 +247,7 @@ def _put(holder: Any, name: Any, value: Any) -> bool:
     if not _is_plain(value):
         return False
     try:
-        _write(holder, name, _escaped(value) if isinstance(value, str) else value)
+        write(holder, name, _escaped(value) if isinstance(value, str) else value)
     except ValidationError:
         return False
     return True
@@ -263,9 +263,12 @@ def _is_plain(value: Any) -> bool:
     return OmegaConf.is_config(value) or isinstance(value, _PLAIN)
 
 
-def _write(holder: Any, name: Any, value: Any) -> None:
-    from omegaconf import flag_override
+def write(holder: Any, name: Any, value: Any) -> None:
+    from omegaconf import OmegaConf, flag_override
 
+    if not OmegaConf.is_readonly(holder):  # a flag that is set has all below looked through
+        holder[name] = value
+        return
     with flag_override(holder, "readonly", False):
         holder[name] = value
 

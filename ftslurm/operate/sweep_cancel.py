@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ftslurm.errors import RunError, SchedulerError
+from ftslurm.errors import FtslurmError, RunError, SchedulerError
 from ftslurm.operate.answer import Answer, counted, tell
 from ftslurm.run.acts import note_act
 from ftslurm.run.control import SAVE, STOP, ControlFiles
@@ -19,6 +19,7 @@ from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import PROGRAM, read_sweep
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.lost_arrays import find_lost, find_singles, still_open
+from ftslurm.scheduler.whose import jobs_of_others, marks_of_sweep
 from ftslurm.sweep.look import (
     ALIVE,
     DONE,
@@ -48,10 +49,11 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
     after = _until_gone(layout, live, sleep)
     left = [task for task in after.of(*ALIVE, NOBODY_KNOWS) if task.alive and not _ends(task)]
     if left:
+        unseen = next((task.reason for task in left if task.state == NOBODY_KNOWS), "")
         raise SchedulerError(
-            f"{counted(len(left), 'tasks are')} still alive ({_names(left)}): "
-            f"{error or 'Slurm has not ended them yet'}; the order to stop is left, so they save "
-            "and leave at their next step"
+            f"{counted(len(left), 'tasks are')} {'perhaps ' if unseen else ''}still alive "
+            f"({_names(left)}): {error or unseen or 'Slurm has not ended them yet'}; the order to "
+            "stop is left, so they save and leave at their next step"
         )
     _tidy(layout, after, live)
     _note(layout, live, "cancel")
@@ -170,11 +172,26 @@ def _end_jobs(
             scheduler.cancel_all(task.alive, only_waiting=only_waiting)
         return ""
     try:
+        named, others = _own_jobs(layout, tasks)
         scheduler = open_scheduler(before.record.scheduler)
-        scheduler.cancel_all(jobs_to_name(tasks), only_waiting=only_waiting)
+        scheduler.cancel_all(named, only_waiting=only_waiting)
     except SchedulerError as error:
         return str(error)
-    return ""
+    return others
+
+
+def _own_jobs(layout: SweepLayout, tasks: Sequence[TaskLook]) -> tuple[list[str], str]:
+    """What to name, and what to say of numbers that are other jobs' by now."""
+    names = jobs_to_name(tasks)
+    if not names:
+        return [], ""
+    try:
+        marks = marks_of_sweep(layout, {task.number: task.group for task in tasks})
+    except (FtslurmError, OSError) as error:  # what is damaged is to be ended all the same
+        tell(f"whether the jobs are the sweep's is not looked at: {error}")
+        return names, ""
+    others = jobs_of_others(names, marks)
+    return [job_id for job_id in names if job_id not in others], next(iter(others.values()), "")
 
 
 def jobs_to_name(tasks: Sequence[TaskLook]) -> list[str]:

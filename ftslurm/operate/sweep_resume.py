@@ -83,11 +83,13 @@ def _settled(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
 
 
 def _leaving(layout: SweepLayout, seen: SweepLook) -> list[TaskLook]:
-    """Being torn down, or ordered to leave: they are not alive for long."""
+    """Being torn down, on their way out, or ordered to leave: they are not alive for long."""
     return [
         task
         for task in seen.of(*ALIVE)
-        if task.job == "COMPLETING" or (task.state not in (HELD, ON_PAUSE) and _given(layout, task))
+        if task.job == "COMPLETING"
+        or task.leaves
+        or (task.state not in (HELD, ON_PAUSE) and _given(layout, task))
     ]
 
 
@@ -213,7 +215,7 @@ def _answer(
         _few(len(seen.of(HELD, ON_PAUSE)) - len(let_go), "stay held"),
         _few(
             len(seen.of(NOT_QUEUED)) - len([one for one in ready if one.state == NOT_QUEUED]),
-            "were not written whole: submit anew",
+            "are without a folder that is whole: submit anew",
         ),
     ]
     told += filter(None, amiss)

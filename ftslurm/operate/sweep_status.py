@@ -74,22 +74,31 @@ def render(layout: SweepLayout, seen: SweepLook, *, show_all: bool) -> Iterator[
     yield f"since {began}: {shlex.join(seen.record.command)}"
     if is_closed(layout):
         yield "it was cancelled or stopped, nothing more of it is queued"
-    tasks = list(seen.tasks)
-    folded: list[TaskLook] = []
-    if not show_all and len(tasks) > FEW:
-        folded = [task for task in tasks if task.state in _FOLDED]
-        tasks = [task for task in tasks if task.state not in _FOLDED]
-    told = tasks if show_all else tasks[:FEW]
+    told, more, folded = _chosen(seen.tasks, show_all=show_all)
     yield from _table(told, _varied(seen.tasks))
-    if len(told) < len(tasks):
-        yield f"and {len(tasks) - len(told)} more"
+    if more:
+        yield f"and {more} more"
     yield from _folded(folded)
     yield from _failures(layout, [task for task in told if task.state in (FAILED, HELD)])
+    yield from _notes(seen.of(DONE, NOT_QUEUED, NOBODY_KNOWS))
     name = shlex.quote(str(layout.root))
     if seen.of(*OVER, NOT_QUEUED, HELD, ON_PAUSE, NOBODY_KNOWS):
         yield f"`ftslurm resume {name}` lets what is not done and not alive go on"
-    if folded or len(told) < len(tasks):
+    if folded or more:
         yield f"`ftslurm status {name} --all` shows every task"
+
+
+def _chosen(
+    tasks: Sequence[TaskLook], *, show_all: bool
+) -> tuple[list[TaskLook], int, list[TaskLook]]:
+    """(those that have a line each, how many more there are, those that are named together). Where
+    not all have a line, one that runs well gives way to one that does not."""
+    if show_all or len(tasks) <= FEW:
+        return list(tasks), 0, []
+    folded = [task for task in tasks if task.state in _FOLDED]
+    single = [task for task in tasks if task.state not in _FOLDED]
+    told = sorted(single, key=lambda task: task.state == RUNNING)[:FEW]
+    return sorted(told, key=lambda task: task.number), len(single) - len(told), folded
 
 
 def _headline(seen: SweepLook) -> str:
@@ -117,7 +126,7 @@ def _varied(tasks: Sequence[TaskLook]) -> dict[int, str]:
 def _table(tasks: Sequence[TaskLook], overrides: dict[int, str]) -> Iterator[str]:
     if not tasks:
         return
-    head = ("task", "overrides", "state", "step", "attempts", "value")
+    head = ("task", "overrides", "state", "step", "attempts", "job", "value")
     rows = [head, *(_row(task, overrides[task.number]) for task in tasks)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
     for row in rows:
@@ -128,7 +137,7 @@ def _table(tasks: Sequence[TaskLook], overrides: dict[int, str]) -> Iterator[str
         yield "  ".join(cells).rstrip()
 
 
-def _row(task: TaskLook, overrides: str) -> tuple[str, str, str, str, str, str]:
+def _row(task: TaskLook, overrides: str) -> tuple[str, ...]:
     step = "" if task.step is None else f"{task.step}/{task.steps}"
     return (
         str(task.number),
@@ -136,6 +145,7 @@ def _row(task: TaskLook, overrides: str) -> tuple[str, str, str, str, str, str]:
         _cut(_state(task), LONGEST_STATE),
         step,
         str(task.attempts),
+        task.job_id or "",
         _cut(_value(task.value), LONGEST_VALUE),
     )
 
@@ -164,6 +174,17 @@ def _failures(layout: SweepLayout, tasks: Sequence[TaskLook]) -> Iterator[str]:
     for task in tasks:
         yield f"task {task.number} {task.state}: {task.reason or 'nobody has said why'}"
         yield f"  see {layout.root / task.log}"
+
+
+def _notes(tasks: Sequence[TaskLook]) -> Iterator[str]:
+    """What there is to say of tasks that have neither failed nor run; the same of many, once."""
+    numbers: dict[str, list[int]] = {}
+    for task in tasks:
+        if task.reason:
+            numbers.setdefault(task.reason, []).append(task.number)
+    for reason, same in numbers.items():
+        which = "task" if len(same) == 1 else "tasks"
+        yield f"{which} {_cut(format_numbers(same), 80)}: {reason}"
 
 
 def _cut(text: str, longest: int) -> str:

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, Optional
 
-from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError
+from ftslurm.errors import EXIT_OK, RANK_STOPPED, FtslurmError, SchedulerError, warn
 from ftslurm.files import best_effort, write_json
-from ftslurm.recovery.actions import REQUEUED, RESTART, STOP
+from ftslurm.recovery.actions import DONE, ENDED, REQUEUED, RESTART, STOP
 from ftslurm.recovery.ask_agents import tell_ended
 from ftslurm.recovery.asked import EARLIEST_WARNING_S, was_asked, why_asked
 from ftslurm.recovery.budgets import identity
@@ -48,6 +48,7 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.planned import in_force
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec
+from ftslurm.run.sweep_layout import parse_task_id
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler, read_end_time
 from ftslurm.scheduler.protocol import CLOCKS_S, Scheduler
@@ -83,8 +84,20 @@ def main(argv: Optional[list[str]] = None) -> int:
             cancel_successors(OwnJob.of(layout, read_record(layout), scheduler, os.environ))
         raise
     print(f"ftslurm: attempt {options.attempt}: {decision.reason}", file=sys.stderr)  # noqa: T201
-    print(decision.action)  # noqa: T201
+    print(decision.action, flush=True)  # noqa: T201
+    if decision.action in (DONE, ENDED, STOP) and parse_task_id(layout.root.name) is not None:
+        _hand_on(layout)
     return EXIT_OK
+
+
+def _hand_on(task: RunLayout) -> None:
+    try:
+        from ftslurm.sweep.hand_on import hand_on  # late: few runs are tasks of a sweep
+
+        hand_on(task)
+    except (ImportError, OSError) as error:
+        # The file system may be away. A code of ours would have the batch script decide once more.
+        warn(f"nothing is handed on to other tasks: {error}")
 
 
 def outlive_requeue() -> None:

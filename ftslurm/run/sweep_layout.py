@@ -67,6 +67,11 @@ class SweepLayout:
         return self.submit / "queue.lock"
 
     @property
+    def line(self) -> Path:
+        """Held by the one task that has ended and waits for the lock."""
+        return self.submit / "line.lock"
+
+    @property
     def closed(self) -> Path:
         """While it is there no task is queued any more: somebody has cancelled the sweep."""
         return self.submit / "closed"

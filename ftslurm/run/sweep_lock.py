@@ -1,5 +1,5 @@
-"""One at a time queues tasks of a sweep, and nobody once it is cancelled: who submits it, who
-follows it, who resumes it.
+"""One at a time queues tasks of a sweep or gives their arrays more room, and nobody once it is
+cancelled: who submits it, who follows it, who resumes it, a task that ends.
 
 Without the lock, two of them could find the same task queued by nobody and queue it twice. A file
 system without locks gives none, and no protection; that is said.
@@ -20,6 +20,8 @@ from ftslurm.files import is_listed
 from ftslurm.run.sweep_layout import SweepLayout
 
 POLL_S = 0.2
+PASSING_S = 10.0
+"""A task that ends has the lock for as long as Slurm takes to answer it."""
 
 
 def is_closed(layout: SweepLayout) -> bool:
@@ -41,13 +43,14 @@ def require_open(layout: SweepLayout) -> None:
 def queueing(
     layout: SweepLayout,
     *,
-    wait_s: float = 0.0,
+    wait_s: Optional[float] = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
-    """RunError when another holds it for longer than `wait_s`. Not to be entered twice in one
-    process: closing one's second descriptor of the file gives a POSIX lock up (fcntl(2))."""
-    until = clock() + wait_s
+    """RunError when another holds it for longer than `wait_s` (None: PASSING_S). Not to be entered
+    twice in one process: closing one's second descriptor of the file gives a POSIX lock up
+    (fcntl(2))."""
+    until = clock() + (PASSING_S if wait_s is None else wait_s)
     with layout.lock.open("w") as stream:
         while not _is_taken(stream.fileno()):
             if clock() >= until:
@@ -57,6 +60,15 @@ def queueing(
                 )
             sleep(POLL_S)
         yield
+
+
+@contextlib.contextmanager
+def waiting_in_line(layout: SweepLayout) -> Iterator[bool]:
+    """Of many that would wait for the lock to do the same the one that does. False for the others:
+    whoever is in line looks later than now. Where there are no locks all are."""
+    with layout.line.open("w") as stream:
+        error = _refusal(stream.fileno())
+        yield error is None or error.errno not in (errno.EACCES, errno.EAGAIN)
 
 
 def _is_taken(fd: int) -> bool:

@@ -73,7 +73,8 @@ def find_singles(layout: SweepLayout, *, run: Runner = run_command) -> list[str]
     found = []
     for job_id, _, command in rows:
         task = RunLayout(Path(command).parent.parent)
-        if task.root.parent != layout.root or Path(command) != task.script:
+        # Of a script that is none of ours nothing is looked at: its file system may be away.
+        if Path(command) != task.script or not _is_same(task.root.parent, layout.root):
             continue
         if job_id not in {job.job_id for job in read_jobs(task)}:
             add_job(task, job_id, scheduler="slurm", queued_by=BY_BATCH)
@@ -101,6 +102,23 @@ def _rows(shown: str) -> Mapping[str, dict[str, set[int]]]:
     return found
 
 
+def _shown(
+    rows: Mapping[str, dict[str, set[int]]], script: Path, arguments: str = ""
+) -> dict[str, set[int]]:
+    """Of the jobs of this script. Slurm has it by the path with which it was submitted, which may
+    lead over a link that whoever asks does not take."""
+    found: dict[str, set[int]] = {}
+    for command, jobs in rows.items():
+        for path in {command, command.removesuffix(arguments)}:
+            if path.endswith(f"/{script.name}") and _is_same(Path(path), script):
+                found.update(jobs)
+    return found
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one == other or one.resolve() == other.resolve()
+
+
 def _find(
     layout: SweepLayout,
     array: ArrayRecord,
@@ -112,7 +130,7 @@ def _find(
     script = layout.group_script(array.group, array.offset)
     wanted = {number - array.offset for number in array.numbers}
     # 22.05 shows the script's arguments, 24.11 and 26.05 do not (seen).
-    shown = {**rows.get(str(script), {}), **rows.get(f"{script} {array.offset}", {})}
+    shown = _shown(rows, script, f" {array.offset}")
     for array_id, indexes in shown.items():
         if array_id not in known and indexes and indexes <= wanted:
             return array_id
@@ -131,7 +149,7 @@ def _find_alone(
     task = layout.task(number)
     jobs = read_jobs(task)
     known = {job.job_id for job in jobs}
-    came = [job_id for job_id in rows.get(str(task.script), {}) if job_id not in known]
+    came = [job_id for job_id in _shown(rows, task.script) if job_id not in known]
     # Its batch script writes it down when it begins.
     noted = [job.job_id for job in jobs if job.queued_at >= asked.at and "_" not in job.job_id]
     return next(iter([*sorted(came, key=int), *noted]), None)

@@ -153,7 +153,7 @@ def plan_at(layout: RunLayout, spec: RunSpec, config_text: str, given: Given) ->
         launch=ranks_argv(spec.cluster, spec.recovery, python=python, **ranks_at),
         preflight=preflight_argv(spec.cluster, spec.recovery, spec.health, **ranks_at),
         on_nodes=nodes_argv(spec.cluster, spec.recovery),
-        agents=agents_argv(spec.cluster, spec.recovery),
+        agents=agents_argv(spec.cluster, spec.recovery, is_task=given.shared_code is not None),
         standbys=standbys_argv(spec.cluster, spec.recovery),
         environment=find_environment(spec.cluster, folder),
     )

@@ -23,6 +23,7 @@ from ftslurm.run.spec import RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import QUEUED, SweepRecord, TaskRecord, read_arrays, unanswered
+from ftslurm.run.wording import format_count
 from ftslurm.scheduler.arrays import Outcome
 from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.scheduler.sbatch import UnclearError
@@ -143,14 +144,11 @@ class Sweep:
         plans = self.plan(tasks)
         groups = [self._groups.of(plan) for plan in plans]
         is_first = not self._numbers
-        self._files.write(
-            self.record,
-            self._groups,
-            [
-                Frozen(plan, _record(task, plan, group), task.files)
-                for task, plan, group in zip(tasks, plans, groups)
-            ],
-        )
+        frozen = [
+            Frozen(plan, _record(task, plan, group), task.files)
+            for task, plan, group in zip(tasks, plans, groups)
+        ]
+        self._write(frozen)
         self._numbers.update(numbers)
         try:
             if self._scheduler.name == "local":
@@ -161,6 +159,22 @@ class Sweep:
         except OSError as error:
             # An OSError means `try again` to whoever submits, and would run all of them twice.
             raise RunError(self._broken_off(tasks, error)) from None
+
+    def _write(self, frozen: Sequence[Frozen]) -> None:
+        try:
+            self._files.write(self.record, self._groups, frozen)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            place = self.layout.root
+            is_left = any(one.plan.layout.root.exists() for one in frozen)
+            left = f"some are left in `{place}`" if is_left else "nothing of them is left"
+            raise OSError(  # that of a write names no file
+                error.errno,
+                f"{error.strerror}, as {format_count(len(frozen), 'task')} were written below "
+                f"`{place.parent}`; {left}, and nothing is queued",
+                error.filename,
+            ) from None
 
     def _broken_off(self, tasks: Sequence[Task], error: OSError) -> str:
         name = shlex.quote(str(self.layout.root))

@@ -20,7 +20,7 @@ from ftslurm.run.value import plain
 from ftslurm.submit.compose_sweep import SweepComposer, expand, for_sweeper
 from ftslurm.submit.place import open_choices, say_opened
 from ftslurm.submit.program_files import check_words
-from ftslurm.submit.say import print_json
+from ftslurm.submit.say import print_json, repeated
 from ftslurm.submit.sweep_course import BASIC, Course, TaskResult, failure
 
 if TYPE_CHECKING:
@@ -163,17 +163,9 @@ class Native:
         return tasks
 
     def _say_same(self, tasks: Sequence[Task]) -> None:
-        """A later override may hide what an earlier one has named several values of."""
-        first: dict[str, int] = {}
-        pairs = [
-            (number, task.number)
-            for task in tasks
-            if (number := first.setdefault(task.config_text, task.number)) != task.number
-        ]
-        if pairs:
-            one, other = pairs[0]
-            more = f"; {len(pairs) - 1} more repeat another" if len(pairs) > 1 else ""
-            self._say(f"tasks {one} and {other} are the same configuration{more}")
+        told = repeated({task.number: task.config_text for task in tasks}, "the same configuration")
+        if told is not None:
+            self._say(told)
 
     def _show(self, tasks: Sequence[Task]) -> int:
         assert self._layout is not None

@@ -28,6 +28,7 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_lock import is_closed, queueing
 from ftslurm.run.sweep_record import TaskRecord, read_arrays, read_sweep, read_tasks
+from ftslurm.run.wording import format_count
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.arrays import NO_PLACE, reasons
 from ftslurm.scheduler.hasten import hasten_once, waits_for_its_time
@@ -177,7 +178,7 @@ class Follower:
         lines = [f"detached, the sweep goes on: ftslurm status {name}"]
         left = len(not_queued(self.layout, self.numbers))
         if left:
-            lines.append(f"{left} tasks are not queued yet; queue them with ftslurm resume {name}")
+            lines.append(f"{format_count(left, 'task')} not queued yet: ftslurm resume {name}")
         return lines
 
     def _live(self) -> list[_Task]:
@@ -322,7 +323,7 @@ class Follower:
             with queueing(self.layout):
                 outcome = queue_left(self.layout, asked, over=self._over())
         except (RunError, SchedulerError, OSError) as error:
-            self._say_once(f"{len(asked)} tasks are not queued yet: {error}")
+            self._say_once(f"some tasks are not queued yet: {error}")
             return
         self._refuse(outcome.refused)
         self.is_full = NO_PLACE in outcome.left.values()

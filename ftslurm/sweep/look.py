@@ -68,6 +68,8 @@ class TaskLook:
     """The scheduler's word for that job; empty: it was not asked."""
     alive: tuple[str, ...]
     """Jobs of it that have not ended, the newest first."""
+    leaves: bool
+    """It runs, and its batch script has decided that it ends."""
     attempts: int
     step: Optional[int]
     steps: Optional[int]
@@ -208,7 +210,7 @@ def _look(
     if view.job_id and not (is_asked and view.job.is_over):
         state, why = judge(view, _was_cancelled(run, view))
     elif not is_frozen:
-        state, why = NOT_QUEUED, "its folder was not written whole; submit it anew"
+        state, why = NOT_QUEUED, "its folder is gone or not whole; submit it anew"
     elif is_asked:
         state, why = (
             NOBODY_KNOWS,
@@ -271,6 +273,7 @@ def _told(
         job_id=view.job_id or None,
         job=view.job.word if view.job_id else "",
         alive=view.alive,
+        leaves=state == RUNNING and view.has_stopped,
         attempts=len(view.attempts),
         step=progress.step if progress else None,
         steps=progress.steps if progress else None,

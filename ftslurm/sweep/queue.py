@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Optional
 
 from ftslurm.errors import RunError
+from ftslurm.files import is_listed
 from ftslurm.recovery.on_record import jobs_on_record
 from ftslurm.run.jobs import BY_SUBMIT, read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
@@ -144,7 +145,7 @@ def alive_jobs(layout: SweepLayout, over: Collection[int]) -> list[str]:
     jobs = {
         task.number: jobs_on_record(layout.task(task.number), "slurm")
         for task in read_tasks(layout)
-        if task.number not in over and not layout.task(task.number).done.exists()
+        if task.number not in over and not is_listed(layout.task(task.number).done)
     }
     if not any(one.ids for one in jobs.values()):
         return []

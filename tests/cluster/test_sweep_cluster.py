@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from batch_runs import make_project
-from fakes.project import Run, overrides
+from fakes.project import Run, overrides, slow
 from lab import Lab, wait_until
 
 from ftslurm.run.attempts import numbers, read_progress
@@ -86,7 +86,7 @@ HERE = ["cluster=local", "cluster.tasks_per_node=2", "name=undisturbed"]
 
 def test_six_tasks_end_with_the_values_of_undisturbed_runs(patient_lab: Lab) -> None:
     lab, folder = patient_lab, make_project(patient_lab, "sweep", files={})
-    sweep = Sweep(lab, folder, "--detach", *given(0.15, *ON_SLURM))
+    sweep = Sweep(lab, folder, "--detach", *given(0.03, *slow(seconds=0.25), *ON_SLURM))
     array = {sweep.job(task).partition("_")[0] for task in range(TASKS)}
     assert len(array) == 1, "one sbatch for all"
 
@@ -103,7 +103,7 @@ def test_six_tasks_end_with_the_values_of_undisturbed_runs(patient_lab: Lab) -> 
     for task in preempted:
         wait_until(
             lambda task=task: sweep.runs[task].decisions() == ["requeued"] or None,
-            timeout_s=30,
+            timeout_s=60,
             seen=sweep.says,
         )
     batch_node = lab.show_job(sweep.job(others[0]))["BatchHost"]

@@ -118,33 +118,28 @@ def test_a_sweep_that_a_full_slurmctld_has_no_place_for_is_queued_in_parts(
     assert sweep.lines(QUEUED)[0].numbers == tuple(range(4)), "then for half of them"
 
 
-def test_what_an_array_leaves_of_parallelism_as_it_ends_is_the_others(lab: Lab) -> None:
-    """Two arrays of four tasks, as they ask for different CPUs: the one ends in two rounds with the
-    share of two that it has, the other would take four with its share of one."""
-    words = ["cluster.cpus_per_task=1,2", "+user.tag=range(4)"]
-    sweep = Followed(lab, *words, options=["--parallelism", "3"], step_s=1.0)
+def running_at_once(sweep: Followed, is_over: Callable[[], bool]) -> list[tuple[int, int]]:
+    """(how many of its tasks run, of how many arrays), at each look until it is over; one that is
+    DONE has only its job to leave."""
     running: list[tuple[int, int]] = []
 
     def sample() -> bool:
-        """(how many tasks run, of how many arrays); one that is DONE has only its job to leave."""
         argv = ["squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i"]
-        jobs = set(lab.run_as_root(*argv).split())
+        jobs = set(sweep.lab.run_as_root(*argv).split())
         if jobs:
             layout = sweep.layout
             over = [layout.task(n) for n in range(8) if layout.task(n).done.exists()]
             jobs -= {job.job_id for run in over for job in read_jobs(run)}
         running.append((len(jobs), len({job_id.partition("_")[0] for job_id in jobs})))
-        return following.done()
+        return is_over()
 
-    with ThreadPoolExecutor(1) as beside:
-        following = beside.submit(sweep.run)
-        wait_until(
-            lambda: sample() or None,
-            timeout_s=200,
-            seen=lambda: f"{lab.queue()}\n{running}",
-        )
-    told = following.result()
-    assert [task["finished"] for task in told["tasks"]] == [True] * 8, sweep.said
+    wait_until(
+        lambda: sample() or None, timeout_s=200, seen=lambda: f"{sweep.lab.queue()}\n{running}"
+    )
+    return running
+
+
+def assert_shared(sweep: Followed, running: Sequence[tuple[int, int]]) -> None:
     sweep.assert_each_once(8)
     assert max(count for count, _ in running) == 3, "never more than parallelism"
     narrow, wide = sorted(sweep.lines(QUEUED), key=lambda array: array.at_once or 0)
@@ -153,4 +148,28 @@ def test_what_an_array_leaves_of_parallelism_as_it_ends_is_the_others(lab: Lab) 
     assert {one.array_id for one in given} == {narrow.array_id}, sweep.said
     assert max(one.at_once or 0 for one in given) > 1
     assert (2, 1) in running or (3, 1) in running, "the one is over, two of the other run"
+
+
+# Two arrays of four tasks, as they ask for different CPUs: the one ends in two rounds with the
+# share of two that it has, the other would take four with its share of one.
+TWO_ARRAYS = ["cluster.cpus_per_task=1,2", "+user.tag=range(4)"]
+
+
+def test_what_an_array_leaves_of_parallelism_as_it_ends_is_the_others(lab: Lab) -> None:
+    sweep = Followed(lab, *TWO_ARRAYS, options=["--parallelism", "3"], step_s=1.0)
+    with ThreadPoolExecutor(1) as beside:
+        following = beside.submit(sweep.run)
+        running = running_at_once(sweep, following.done)
+    told = following.result()
+    assert [task["finished"] for task in told["tasks"]] == [True] * 8, sweep.said
+    assert_shared(sweep, running)
     assert not re.search("fewer tasks run at once", sweep.said)
+
+
+def test_so_it_is_where_nobody_follows(lab: Lab) -> None:
+    options = ["--parallelism", "3", "--detach"]
+    sweep = Followed(lab, *TWO_ARRAYS, options=options, step_s=1.0)
+    sweep.run()
+    runs = [Run(sweep.layout.task(number).root) for number in range(8)]
+    running = running_at_once(sweep, lambda: all(run.decisions() for run in runs))
+    assert_shared(sweep, running)

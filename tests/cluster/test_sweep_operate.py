@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from batch_runs import make_project
-from fakes.project import Run, overrides
+from fakes.project import Run, overrides, slow
 from lab import Lab, wait_until
 
 from ftslurm.files import append_records, read_records
@@ -77,7 +77,7 @@ def submit_and_kill(lab: Lab, folder: Path) -> None:
     placed = ["cluster=slurm", "cluster.tasks_per_node=1", "cluster.partition=low",
               "cluster.signal_lead_s=30", "health.preflight=never", "cluster.nodes=1,2",
               "+user.tag=0,1"]  # fmt: skip
-    given = [*placed, *overrides(steps=60, interval=15, step_s=0.12)]
+    given = [*placed, *slow(seconds=0.3), *overrides(steps=60, interval=15, step_s=0.03)]
     argv = [str(lab.python), "-m", "ftslurm", "submit", "-m", *given]
     behind = 'setsid "$@" >submit.log 2>&1 & echo $!'
     told = lab.run_as(lab.user, ["sh", "-c", behind, "sh", *argv], env=environ, cwd=folder).stdout
@@ -113,7 +113,7 @@ def test_a_sweep_outlives_the_shell_that_submits_it(lab: Lab) -> None:
     assert told["result"] == "cancelled" and "nobody knows whether it has a job" in told["text"]
     wait_until(
         lambda: shell.states() == ["cancelled"] * 2 + ["unknown"] * 2 or None,
-        timeout_s=30,
+        timeout_s=60,
         seen=shell.says,
     )
     queue = ["squeue", "--noheader", f"--user={lab.user}", "--format=%i %T"]
