@@ -75,6 +75,21 @@ def test_an_agent_runs_on_every_node_and_takes_nothing():
     assert agents_argv(ClusterSpec(scheduler="local"), RecoverySpec()) == []
 
 
+@pytest.mark.parametrize(("cluster", "recovery", "is_task", "first"), [
+    ({}, {}, True, ["--after", "10", "env"]),
+    ({}, {}, False, ["env"]),
+    ({"nodes": 2}, {}, True, ["env"]),
+    ({"spares": 1}, {}, True, ["env"]),
+    ({"gpus_per_task": 1}, {}, True, ["env"]),
+    ({"sbatch": ["--gres=gpu:1"]}, {}, True, ["env"]),
+    ({}, {"metrics_dir": "/var/lib/metrics"}, True, ["env"]),
+    ({}, {"agents": False}, True, []),
+])  # fmt: skip
+def test_only_a_small_task_of_a_sweep_begins_without_agents(cluster, recovery, is_task, first):
+    asked = ClusterSpec(**{"nodes": 1, **cluster}), RecoverySpec(**recovery)
+    assert agents_argv(*asked, is_task=is_task)[: len(first) or None] == first
+
+
 @pytest.mark.parametrize(
     ("key", "value", "option"),
     [

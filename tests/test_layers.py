@@ -32,11 +32,13 @@ HEAVY_FILES = {"replay/determinism.py"}
 # whether a job is held by what the other verbs ask.
 # The settings of the nodes' own copy, which has no submit/, are composed where there is one.
 # A program is tied to its rank as a rank is to the local scheduler.
+# A task that has ended hands on to the others of its sweep.
 # Submit says by the way what doctor sees without asking Slurm, and hands a sweep whose tasks
 # follow from the values of others to Hydra.
 EXTRA = {("run/story.py", "checkpoint"), ("run/story.py", "recovery"),
          ("run/status.py", "operate"),
          ("recovery/claim.py", "node"), ("recovery/ask_agents.py", "agent"),
+         ("recovery/recover.py", "sweep"),
          ("program/child.py", "scheduler"), ("health/command.py", "submit"),
          ("submit/checks.py", "doctor"), ("submit/sweep_command.py", "hydra_app")}  # fmt: skip
 # Deciding is pure: no clock, no files, no processes.
@@ -45,7 +47,7 @@ PURE = ["train/pace.py", "run/planned.py", "submit/preemption.py",
         "run/spec_check.py", "run/timeline.py", "recovery/exclusion.py", "diagnosis/classify.py",
         "recovery/budgets.py", "recovery/sentences.py", "recovery/ending.py",
         "recovery/job_meant.py", "recovery/case.py", "recovery/likeness.py",
-        "diagnosis/signatures.py", "diagnosis/signatures_ranks.py",
+        "diagnosis/signatures.py", "diagnosis/signatures_ranks.py", "diagnosis/reading.py",
         "diagnosis/signatures_system.py", "diagnosis/node_clues.py", "diagnosis/causes.py",
         "diagnosis/health_clues.py", "diagnosis/kernel_clock.py",
         "diagnosis/hang.py", "diagnosis/stragglers.py", "health/signals.py",
@@ -66,7 +68,7 @@ PURE = ["train/pace.py", "run/planned.py", "submit/preemption.py",
         "doctor/site_programs.py", "doctor/gpu_models.py", "doctor/answer.py",
         "doctor/checklist.py", "doctor/checklist_saves.py", "doctor/checklist_failures.py",
         "doctor/node_facts.py", "doctor/node_lines.py", "doctor/view_lines.py",
-        "doctor/spoken.py", "metrics/families.py",
+        "doctor/spoken.py", "doctor/bucket_lines.py", "metrics/families.py",
         "metrics/samples.py", "metrics/saves.py"]  # fmt: skip
 
 

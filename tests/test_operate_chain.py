@@ -5,19 +5,21 @@ import time
 
 import pytest
 from fakes.chain import STEPS, Chain, ftslurm, wait_for
+from fakes.project import slow
 
 from ftslurm.run.attempts import read_events, read_outcome, read_progress
 from ftslurm.run.jobs import BY_PERSON, BY_SUBMIT, read_jobs
 from ftslurm.scheduler import open_scheduler
 
-STEP_S = 0.15
+pytestmark = pytest.mark.timeout(300)
 
 
 class Operated(Chain):
     """A run and the verbs for it."""
 
-    def start(self, *more, step_s=STEP_S):
-        self.submit(*more, step_s=step_s)
+    def start(self, *more, step_s=1.0):
+        """`step_s`: in the first attempt."""
+        self.submit(*slow(seconds=step_s), *more)
         self.wait_for_training(1)
         return self
 
@@ -68,7 +70,7 @@ def assert_as_undisturbed(operated, undisturbed):
 
 
 def test_a_run_saves_on_order_and_goes_on(operated, undisturbed):
-    operated.start("checkpoint.interval_steps=1000")
+    operated.start("checkpoint.interval_steps=1000", step_s=0.5)
     assert operated.order("save", "--wait")["result"] == "saved"
     events = read_events(operated.run.layout.attempt(1))
     (done,) = [event for event in events if event["kind"] == "order_done"]
@@ -161,7 +163,7 @@ def test_an_order_given_while_no_rank_runs_is_obeyed_at_the_first_step(operated)
 
 
 def test_a_followed_log_goes_on_until_the_run_has_ended(operated):
-    operated.start(step_s=0.05)
+    operated.start(step_s=0.2)
     followed = operated.says("logs", "--follow", "--rank", "1")
     assert followed.returncode == 0, followed.stderr
     assert operated.run.layout.done.exists(), "ended with the run, not before"

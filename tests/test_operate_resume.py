@@ -1,9 +1,14 @@
 """Resume: never a second job beside one that is alive, never a run that stays stopped."""
 
 import fcntl
+import os
+import re
+import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from fakes.followed import decide
 from fakes.operated import (
     AWAY,
     CANCELLED,
@@ -21,6 +26,7 @@ from fakes.operated import (
     train,
 )
 
+from ftslurm.cli import main
 from ftslurm.errors import RunError, SchedulerError
 from ftslurm.files import write_json
 from ftslurm.operate import resume
@@ -30,7 +36,11 @@ from ftslurm.recovery.own_job import GAVE_WAY
 from ftslurm.run.attempts import append_event
 from ftslurm.run.control import PAUSE, STOP
 from ftslurm.run.jobs import BY_PERSON, add_job, read_jobs
+from ftslurm.run.layout import RunLayout
+from ftslurm.run.sweep_layout import SweepLayout
+from ftslurm.scheduler.again import is_one_folder, place_at_submit
 from ftslurm.scheduler.protocol import JobState, QueuedJob
+from tests.fakes.array_queue import make_sweep
 
 
 @pytest.fixture
@@ -82,6 +92,95 @@ def test_a_job_that_nobody_has_written_down_is_found_by_its_script(given, submit
     run.scheduler.queued = [QueuedJob("70", "")]
     answer = resume_run(run, sleep=quick)
     assert (answer.result, answer.job_id, submitted) == ("waiting", "70", [])
+
+
+@pytest.mark.parametrize("state", [FORGOTTEN, RUNNING])
+@pytest.mark.parametrize(("is_copy", "said"), [
+    (False, "move it back: `mv {moved} {at_submit}`"),
+    (True, "is a copy of `{at_submit}`"),
+])  # fmt: skip
+def test_a_run_that_was_moved_or_copied_is_not_resumed_elsewhere(
+    layout, given, submitted, state, is_copy, said
+):
+    at_submit = layout.root.with_name("at-submit")
+    layout.script.write_text(f"set -u\nexport FTSLURM_RUN_DIR={at_submit}\n")
+    if is_copy:
+        at_submit.mkdir()
+    run = given(state)
+    run.control.give(STOP)
+    told = said.format(moved=layout.root, at_submit=at_submit)
+    with pytest.raises(RunError, match=re.escape(told)):
+        resume_run(run, sleep=quick)
+    assert (submitted, given_orders(run)) == ([], [STOP])
+
+
+def test_a_run_that_is_named_over_a_link_is_looked_for_by_the_name_at_its_submission(
+    layout, given, submitted
+):
+    (layout.root.parent / "link").symlink_to(layout.root)
+    script = layout.root.parent / "link" / "submit" / "train.sbatch"
+    layout.script.write_text(f"export FTSLURM_RUN_DIR={layout.root.parent}/link\n")
+    run = given(FORGOTTEN)
+    run.scheduler.waiting = lambda found: [QueuedJob("70", "")] if found == script else []
+    assert resume_run(run, sleep=quick).job_id == "70" and submitted == []
+
+
+def test_a_task_that_is_named_over_a_link_is_at_its_place(tmp_path):
+    sweep = make_sweep(tmp_path, 1)
+    task = sweep.task(0)
+    task.code.symlink_to(sweep.code)
+    task.script.write_text(f"export FTSLURM_RUN_DIR={task.root}\n")
+    (tmp_path / "mine").symlink_to(task.root)
+    assert place_at_submit(RunLayout(tmp_path / "mine")) == task
+
+
+@pytest.mark.parametrize("shares_code", [True, False])
+@pytest.mark.parametrize("place", ["moved", "elsewhere/sweep-1"])
+def test_a_sweep_that_was_moved_is_to_be_moved_back_whole(tmp_path, capsys, shares_code, place):
+    sweep = make_sweep(tmp_path, 3)
+    for number in (1, 2):  # the folder of the first is gone
+        task = sweep.task(number)
+        task.script.write_text(f"export FTSLURM_RUN_DIR={task.root}\n")
+        if shares_code:
+            task.code.symlink_to(sweep.code)
+    shutil.rmtree(sweep.task(0).root)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    moved = SweepLayout(sweep.root.rename(tmp_path / place))
+    for named in (moved.root, moved.root / task.root.name):
+        assert main(["resume", str(named)]) != 0
+        assert f"move it back: `mv {moved.root} {sweep.root}`" in capsys.readouterr().err
+    shutil.copytree(moved.root, sweep.root, symlinks=True)
+    assert main(["resume", str(moved.root)]) != 0
+    assert f"`{moved.root}` is a copy of `{sweep.root}`" in capsys.readouterr().err
+
+
+def test_a_task_that_was_renamed_in_its_sweep_is_to_be_named_as_before(tmp_path):
+    task = make_sweep(tmp_path, 1).task(0)
+    task.script.write_text(f"export FTSLURM_RUN_DIR={task.root}\n")
+    renamed = task.root.rename(task.root.with_name("best"))
+    with pytest.raises(RunError, match=re.escape(f"move it back: `mv {renamed} {task.root}`")):
+        place_at_submit(RunLayout(renamed))
+
+
+def test_a_copy_with_hard_links_is_a_copy(tmp_path):
+    layout = make_layout(tmp_path)
+    layout.script.write_text(f"export FTSLURM_RUN_DIR={layout.root}\n")
+    copy = RunLayout(tmp_path / "copy")
+    shutil.copytree(layout.root, copy.root, copy_function=os.link)
+    with pytest.raises(RunError, match="is a copy of"):
+        place_at_submit(copy)
+    assert place_at_submit(layout) == layout
+
+
+@pytest.mark.parametrize(
+    ("ino", "ctime_ns", "is_one"), [(5, 9, True), (6, 9, False), (5, 8, False)]
+)
+def test_a_file_system_that_is_mounted_twice_has_one_run(ino, ctime_ns, is_one):
+    def found(dev, ino, ctime_ns):
+        return SimpleNamespace(st_dev=dev, st_ino=ino, st_ctime_ns=ctime_ns)
+
+    here, there = ([found(dev, *each)] * 2 for dev, each in ((1, (5, 9)), (2, (ino, ctime_ns))))
+    assert is_one_folder(here, there) == is_one
 
 
 def test_a_held_job_is_released_and_hastened_once_slurm_says_that_it_waits(given, submitted):
@@ -179,6 +278,28 @@ def test_an_order_that_is_being_obeyed_is_waited_for(layout, given, submitted, c
     assert resume_run(run, sleep=sleep).result == "queued" and len(submitted) == 1
     assert len(slept) == 3 and given_orders(run) == []
     assert "job 7 is obeying an order" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["stop", "ended"])
+def test_a_batch_script_that_has_decided_to_end_is_waited_for(
+    layout, given, submitted, capfd, action
+):
+    run = given(RUNNING)
+    decide(train(layout), action)
+
+    def sleep(seconds):
+        run.scheduler.states["7"] = [JobState("FAILED")]
+
+    assert resume_run(run, sleep=sleep).result == "queued" and len(submitted) == 1
+    assert "job 7 has decided to end" in capfd.readouterr().err
+
+
+def test_what_an_earlier_job_has_decided_is_no_reason_to_wait(layout, given, submitted):
+    run = given(CANCELLED)
+    decide(train(layout), "stop")
+    resume_run(run, sleep=quick)
+    run.scheduler.states["71"] = [RUNNING]
+    assert resume_run(run, sleep=quick).result == "running" and len(submitted) == 1
 
 
 def test_an_order_is_not_waited_for_without_end(layout, given, submitted, monkeypatch):

@@ -211,6 +211,7 @@ def test_the_waiting_jobs_of_a_run_are_those_with_its_script():
     commands = Commands(squeue=[Completed(0, text, "")])
     found = SlurmScheduler(commands).waiting(Path("/runs/a|b/train.sbatch"))
     assert [(job.job_id, job.waits_for("12")) for job in found] == [("13", True), ("14", False)]
+    assert "--all" in commands.seen[0], "a partition may be hidden"
 
 
 @pytest.mark.parametrize(("dependency", "waits"), [
@@ -275,6 +276,35 @@ def test_the_last_task_of_an_array_is_not_taken_for_the_whole_array(environ, job
     assert SlurmScheduler().own_job_id(environ) == job_id
 
 
+TASK_2 = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"}
+QUESTIONS = {
+    "job_state": lambda scheduler, job_id: scheduler.job_state(job_id),
+    "end_time": lambda scheduler, job_id: scheduler.end_time(job_id),
+    "is_preempted": lambda scheduler, job_id: scheduler.is_preempted(job_id),
+    "may_requeue": lambda scheduler, job_id: scheduler.may_requeue(job_id),
+    "requeue": lambda scheduler, job_id: scheduler.requeue(job_id, restart_count=0),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(("environ", "job_id", "named"), [
+    ({"SLURM_JOB_ID": "72", **TASK_2}, "70_2", "72"),
+    ({"SLURM_JOB_ID": "70", **TASK_2}, "70_2", "70_2"),  # 70 is the whole array's
+    ({"SLURM_JOB_ID": "72", **TASK_2}, "70_1", "70_1"),
+    ({"SLURM_JOB_ID": "72"}, "72", "72"),
+    ({}, "70_2", "70_2"),
+])  # fmt: skip
+def test_our_own_task_of_an_array_is_asked_for_without_the_whole_array(
+    question, environ, job_id, named
+):
+    commands = Commands(scontrol_requeue=[OK], squeue=squeue("COMPLETING|None|NONE"))
+    QUESTIONS[question](SlurmScheduler(commands, environ=environ), job_id)
+    asked = [argv[3] for argv in commands.seen if argv[0] == "squeue"]
+    assert asked and set(asked) == {f"--jobs={named}"}
+    acted = [argv[-1] for argv in commands.seen if argv[:2] == ["scontrol", "requeue"]]
+    assert set(acted) <= {job_id}, "only what is asked is named so"
+
+
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
     def make(text):
@@ -288,12 +318,14 @@ def tool(tmp_path, monkeypatch):
 
 def test_a_users_own_defaults_do_not_change_what_a_command_prints(tool, monkeypatch):
     tool("env")
-    for name in ("SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SINFO_FORMAT"):
+    for name in ("SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SINFO_FORMAT", "SLURM_CLUSTERS",
+                 "SACCT_FEDERATION", "SLURM_BITSTR_LEN"):  # fmt: skip
         monkeypatch.setenv(name, "relative")
     monkeypatch.setenv("SLURM_CONF", "/site/slurm.conf")
     seen = run_command(["squeue"], 10).stdout.splitlines()
     assert not any(line.endswith("=relative") for line in seen)
     assert "SLURM_CONF=/site/slurm.conf" in seen and "LC_ALL=C" in seen
+    assert "SLURM_BITSTR_LEN=0" in seen, "lists of tasks are whole"
 
 
 def test_death_by_a_signal_reads_as_in_a_shell(tool):

@@ -25,6 +25,7 @@ from ftslurm.run.attempts import (
     write_outcome,
     write_progress,
 )
+from ftslurm.run.jobs import BY_SUBMIT, add_job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RunSpec, to_dict
 from ftslurm.run.status import read_story, render_story
@@ -76,6 +77,10 @@ def story(layout, now=NOW):
 def test_a_run_that_nobody_started_says_so(layout):
     assert story(layout).state == "never started"
     assert "never started" in render_story(story(layout), now=NOW)
+    layout.submit.mkdir()
+    add_job(layout, "70_1", scheduler="slurm", queued_by=BY_SUBMIT, now=lambda: NOW - 90)
+    told = render_story(story(layout), now=NOW).splitlines()[0]
+    assert told.endswith(": never started; job 70_1 was queued 90 s ago"), told
 
 
 def test_a_finished_run_is_done_whatever_its_attempts_look_like(layout):

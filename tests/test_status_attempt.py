@@ -308,21 +308,23 @@ def test_tokens_of_a_step_are_found_without_reading_the_trace(tmp_path):
 
 
 @pytest.mark.parametrize("attempts", [1, 20])
-def test_status_takes_little_more_than_bare_python(layout, attempts):
-    """User and system time, printed; even that a busy machine stretches to twice as much."""
+def test_status_takes_little_more_than_bare_python(layout, attempts, tmp_path):
+    """User and system time, printed. A busy machine stretches even that, of both of them."""
     for _ in range(attempts):
         decide(begin(layout, at=NOW, steps=range(31, 33), restored=30), at=NOW)
-    bare, ours = (
-        min(cpu_s(argv) for _ in range(5))
-        for argv in (["-c", "pass"], ["-m", "ftslurm", "status", str(layout.root)])
-    )
-    print(f"{attempts + 2} attempts: {1000 * (ours - bare):.0f} ms of CPU beyond bare python")
-    assert ours - bare < 0.25
+    kinds = (["-c", "pass"], ["-m", "ftslurm", "status", str(layout.root)])
+    rounds = [[cpu_s(argv, tmp_path / "compiled") for argv in kinds] for _ in range(5)]
+    bare, ours = (min(taken) for taken in zip(*rounds))
+    print(f"{attempts + 2} attempts: {1000 * (ours - bare):.0f} ms of CPU beyond bare python's"
+          f" {1000 * bare:.0f}")  # fmt: skip
+    assert ours - bare < max(0.25, 12 * bare)
 
 
-def cpu_s(argv):
+def cpu_s(argv, compiled):
+    """Beginning with the second one, nothing of it is compiled anew."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(compiled)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     subprocess.run(
         [sys.executable, *argv], env=environ, capture_output=True, check=True, timeout=60
     )

@@ -9,8 +9,9 @@ from typing import Optional
 from ftslurm.errors import SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser
 from ftslurm.operate.ending import end_jobs
-from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.standing import OpenRun, Standing, open_run, require_own_jobs
 from ftslurm.operate.sweep_cancel import cancel_sweep
+from ftslurm.operate.sweep_lost import require_known
 from ftslurm.run.control import SAVE, STOP
 from ftslurm.run.sweep_layout import find_sweep
 
@@ -35,12 +36,14 @@ def main(argv: Optional[list[str]] = None) -> int:
 
 
 def cancel(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    require_known(run, "cancel")
     standing = run.look_twice(sleep)
     if standing.done:
         return Answer("done", "the run has finished; there is nothing to cancel")
     job_id = standing.job.job_id
     if standing.is_over:
         return Answer("not_running", f"the run is not running: {standing.why_over}", True, job_id)
+    require_own_jobs(run, standing)
     try:
         end_jobs(run, standing, sleep)
     except SchedulerError as error:

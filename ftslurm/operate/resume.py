@@ -13,14 +13,16 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError, UsageError
 from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser, tell
-from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.standing import OpenRun, Standing, open_run, require_own_jobs
 from ftslurm.program.ending import ASKED
+from ftslurm.recovery.job_meant import has_stopped
 from ftslurm.recovery.keep_out import (
     keep_out_of_waiting,
     known_exclusions,
@@ -37,7 +39,7 @@ from ftslurm.run.sweep_layout import SweepLayout, find_sweep
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
-from ftslurm.scheduler.again import submit_again
+from ftslurm.scheduler.again import place_at_submit, submit_again
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.lost_arrays import find_lost, still_open
 from ftslurm.sweep.queue import queue_alone
@@ -83,6 +85,10 @@ def _resume_sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
 
     if options.readmit is not None:
         raise UsageError("--readmit is of one run; name the task that keeps the node off")
+    # By the names on record: those of sweep.task() go with the folder's.
+    tasks = (RunLayout(sweep.root / task.run_id) for task in read_tasks(sweep))
+    for task in itertools.islice((task for task in tasks if task.script.exists()), 1):
+        place_at_submit(task)
     return finish_sweep(resume_sweep(sweep), sweep, as_json=options.json)
 
 
@@ -90,6 +96,7 @@ def resume(
     run: OpenRun, *, readmit: Sequence[str] = (), sleep: Callable[[float], None] = time.sleep
 ) -> Answer:
     require_own(run.layout)
+    place_at_submit(run.layout)
     with _alone(run.layout):
         standing = _settled(run, sleep)
         if standing.done:
@@ -100,6 +107,7 @@ def resume(
                 f"nobody can say whether job {job_id} is alive ({state.reason}), and a second job "
                 "of one run must not start beside it; try again when the scheduler answers"
             )
+        require_own_jobs(run, standing)
         readmit_nodes(_own_job(run), readmit)
         answer = _let_go_on(run, standing, sleep)
         if not readmit:
@@ -137,6 +145,8 @@ def _settled(run: OpenRun, sleep: Callable[[float], None]) -> Standing:
         standing = run.look_twice(sleep)
         if standing.state.is_ending:
             news, longest_s = f"is {standing.state.word}", ENDING_S
+        elif not standing.done and _is_leaving(standing):
+            news, longest_s = "has decided to end", ENDING_S
         elif not standing.done and _is_obeying(run, standing):
             news, longest_s = "is obeying an order to leave", OBEYING_S
         else:
@@ -148,6 +158,12 @@ def _settled(run: OpenRun, sleep: Callable[[float], None]) -> Standing:
         elif now - since > longest_s:
             raise RunError(f"{job} {news} for {longest_s:g} s; try again when it has ended")
         sleep(POLL_S)
+
+
+def _is_leaving(standing: Standing) -> bool:
+    """Its batch script has decided so, and the order, if it was by one, is taken away."""
+    action, job_id = standing.decision.get("action"), standing.job.job_id
+    return standing.state.is_running and has_stopped(action, job_id, standing.begun_last)
 
 
 def _is_obeying(run: OpenRun, standing: Standing) -> bool:
@@ -217,7 +233,7 @@ def _hasten(run: OpenRun, job_id: str, sleep: Callable[[float], None]) -> None:
 
 def _again(run: OpenRun, withdrawn: str) -> Answer:
     # One that nobody has written down: the answer to its submission was lost.
-    for queued in run.scheduler.waiting(run.layout.script):
+    for queued in run.scheduler.waiting(place_at_submit(run.layout).script):
         return Answer(
             "waiting", f"job {queued.job_id} is queued already{withdrawn}", True, queued.job_id
         )

@@ -29,6 +29,7 @@ from ftslurm.run.record import RunRecord, find_run, read_record
 from ftslurm.run.sweep_layout import find_sweep
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState, Scheduler
+from ftslurm.scheduler.whose import jobs_of_others, marks_of_run
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,19 @@ class OpenRun:
             f"no job of `{self.layout.root}` is known; look with squeue whether there is one all "
             "the same (the answer to its submission may have been lost), else submit again"
         )
+
+
+def require_own_jobs(run: OpenRun, standing: Standing) -> None:
+    """RunError before anything is done to a job that is certainly not the run's."""
+    if run.record.scheduler == "local" or standing.is_over:
+        return
+    try:
+        marks = marks_of_run(run.layout, run.record)
+    except OSError:
+        return  # nothing is certain where the script cannot be read
+    job_ids = [job.job_id for job in (*standing.behind, standing.job)]
+    for why in jobs_of_others(job_ids, marks).values():
+        raise RunError(f"{why}; nothing is done to it")
 
 
 def open_run(name: str) -> OpenRun:

@@ -13,8 +13,9 @@ from typing import Optional
 from ftslurm.errors import RunError, SchedulerError, UsageError
 from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser, tell
 from ftslurm.operate.ending import end_jobs
-from ftslurm.operate.standing import OpenRun, Standing, open_run
+from ftslurm.operate.standing import OpenRun, Standing, open_run, require_own_jobs
 from ftslurm.operate.sweep_cancel import stop_sweep
+from ftslurm.operate.sweep_lost import require_known
 from ftslurm.run.control import LOOK_INTERVAL_S, PAUSE, STOP
 from ftslurm.run.sweep_layout import find_sweep
 from ftslurm.scheduler.protocol import SECOND_LOOK_S
@@ -75,6 +76,7 @@ def _main(argv: Optional[list[str]], order: str, description: str, epilog: str) 
 
 def leave(run: OpenRun, order: str, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
     """Give the order, or do to a queued job what it asks for."""
+    require_known(run, order)
     standing = run.look()
     if standing.done:
         return _done(standing, order)
@@ -129,6 +131,7 @@ def _ordered(run: OpenRun, standing: Standing, order: str) -> Answer:
 def _leave_queue(
     run: OpenRun, standing: Standing, order: str, sleep: Callable[[float], None]
 ) -> Answer:
+    require_own_jobs(run, standing)
     job_id = standing.job.job_id
     try:
         if order == STOP:

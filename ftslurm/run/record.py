@@ -70,7 +70,7 @@ def read_record(layout: RunLayout) -> RunRecord:
     """FormatError for a record that is not whole, RunError where there is none."""
     try:
         record = read_json(layout.run_json)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"`{layout.run_json}` is not there; name a run directory made by `ftslurm submit`"
         ) from None

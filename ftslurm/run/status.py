@@ -306,6 +306,7 @@ _BY = {
     "preempted": "the grace",
     "time_limit": "the time limit",
     "ending": "the job is being ended",
+    "agents": "a slow node is given up",
     "submit": "as at submit",
 }
 
@@ -333,6 +334,9 @@ def _attempt_name(attempt: AttemptStory) -> str:
 
 
 def _headline(story: RunStory, now: float) -> str:
+    if story.state == "never started" and story.queued_at is not None:
+        span = format_span(now - story.queued_at)
+        return f"{story.state}; job {story.job_id} was queued {span} ago"
     if story.last_sign_at is None or story.state in ("done", "never started"):
         return story.state
     return f"{story.state}, last sign {format_span(now - story.last_sign_at)} ago"

@@ -19,6 +19,7 @@ from ftslurm.files import read_json
 from ftslurm.run.acts import STATE_AFTER, Act, newest_act
 from ftslurm.run.attempt_story import AttemptStory, read_attempt_stories
 from ftslurm.run.attempts import Progress, read_progress
+from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.node_memory import read_node_events
 from ftslurm.run.trouble import storage_trouble
@@ -63,6 +64,9 @@ class RunStory:
     """The newest of `quarantined`, with the reason."""
     excluded: dict[str, str] = dataclasses.field(default_factory=dict)
     """Node -> why the run keeps off it."""
+    job_id: Optional[str] = None
+    """Queued last; None: none is on record."""
+    queued_at: Optional[float] = None
 
 
 def read_story(layout: RunLayout, *, now: float) -> RunStory:
@@ -76,6 +80,7 @@ def read_story(layout: RunLayout, *, now: float) -> RunStory:
         words = (last_sign_at, _last_word_at(layout, attempts))
         last_sign_at = max(filter(None, words), default=None)
     quarantined = _names(layout.quarantine)
+    job = next(iter(read_jobs(layout)[-1:]), None)
     return RunStory(
         run_id=str(run.get("run_id", layout.root.resolve().name)),
         state=_state(layout.done.exists(), attempts, newest_act(layout), last_sign_at, now),
@@ -94,6 +99,8 @@ def read_story(layout: RunLayout, *, now: float) -> RunStory:
         storage=storage_trouble(layout, attempts[-1].number) if attempts else None,
         put_aside=[_put_aside(layout, name) for name in quarantined[-_QUARANTINED_TOLD:]],
         excluded=_excluded(layout, run, now),
+        job_id=job.job_id if job else None,
+        queued_at=job.queued_at if job else None,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
+from ftslurm.scheduler.job_id import id_alone, own_job_id
 from ftslurm.scheduler.protocol import JobState
 from ftslurm.scheduler.slurm import Runner, run_command
 from ftslurm.scheduler.slurm_parse import parse_end_time
@@ -37,19 +38,12 @@ class JobEnd:
     """Its processes have got their last TERM, and KILL follows."""
 
 
-def id_alone(environ: Mapping[str, str]) -> str:
-    """The id of our own job, by which slurmctld sends one record: asked for `70_1` it sends the
-    whole array, and a thousand tasks ask at once when they begin or are preempted."""
-    own, array = environ["SLURM_JOB_ID"], environ.get("SLURM_ARRAY_JOB_ID")
-    # One task has the array's own, which names them all.
-    return f"{array}_{environ['SLURM_ARRAY_TASK_ID']}" if own == array else own
-
-
 def read_job_end(
-    job_id: str, *, run: Runner = run_command, timeout_s: float = TIMEOUT_S
+    environ: Mapping[str, str], *, run: Runner = run_command, timeout_s: float = TIMEOUT_S
 ) -> Optional[JobEnd]:
-    """None: nobody can say just now."""
+    """Of the job whose environment this is. None: nobody can say just now."""
     form = ",".join(f"{name}:{_WIDTH}" for name in FIELDS)
+    job_id = id_alone(own_job_id(environ), environ)
     argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={form}"]
     try:
         done = run(argv, timeout_s)

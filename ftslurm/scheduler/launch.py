@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 from ftslurm.health.settings import HealthSettings
+from ftslurm.run.gpu_request import has_gpus
 from ftslurm.run.spec import ClusterSpec, RecoverySpec
 
 LOGS = "@LOGS@"
@@ -26,6 +27,9 @@ COUNT = "@COUNT@"
 
 RANKS = "@RANKS@"
 """Stands for the number of ranks, likewise."""
+
+SHORT_TASK_S = 10
+"""A signal within them finds nobody who asks for the deadline: the one frozen at submit holds."""
 
 KILL_WAIT_S = 10
 """Seconds from TERM to KILL on this machine."""
@@ -110,11 +114,15 @@ def nodes_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
     return [*_srun(cluster, recovery, ranks=False), *ends_together, *_options({"mpi": cluster.mpi})]
 
 
-def agents_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
-    """Starts one agent on every node of the job, spares included; empty where there are none."""
+def agents_argv(
+    cluster: ClusterSpec, recovery: RecoverySpec, *, is_task: bool = False
+) -> list[str]:
+    """Arguments of agent/keep.py: starts one agent on every node of the job, spares included; empty
+    where there are none. `is_task`: of a sweep."""
     if not has_agents(cluster, recovery):
         return []
     return [
+        *(_after(cluster, recovery) if is_task else []),
         # With these, `--gres=none` is an invalid specification (22.05); and an agent is of no
         # attempt.
         *("env", "-u", "SLURM_GPUS", "-u", "SLURM_GPUS_PER_NODE", "-u", "SLURM_GPUS_PER_TASK"),
@@ -124,6 +132,14 @@ def agents_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
         "--gres=none",
         "--mpi=none",
     ]
+
+
+def _after(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:
+    """Tasks of a sweep are many and often short, and the agents' step would be a third of what one
+    of a few seconds costs. Not where other nodes may be lost, GPUs have memory to give back, or the
+    agents keep the run's figures."""
+    is_small = cluster.nodes + cluster.spares == 1 and not has_gpus(cluster)
+    return ["--after", str(SHORT_TASK_S)] if is_small and recovery.metrics_dir is None else []
 
 
 def standbys_argv(cluster: ClusterSpec, recovery: RecoverySpec) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.protocol import Site
-from ftslurm.scheduler.slurm import Runner, checked, run_command
+from ftslurm.scheduler.slurm import SHOW_PARTITIONS, Runner, checked, run_command
 from ftslurm.scheduler.slurm_parse import parse_config, parse_partitions
 
 ASK_S = 20.0
@@ -46,7 +46,7 @@ def read_settings(*, run: Runner = run_command, clock: Callable[[], float] = tim
     asked_at = clock()
     told = checked(run, ["scontrol", "show", "config"], ASK_S)
     off_s = _clock_off_s(told, asked_at, clock())
-    rows = parse_partitions(checked(run, ["scontrol", "--oneliner", "show", "partition"], ASK_S))
+    rows = parse_partitions(checked(run, SHOW_PARTITIONS, ASK_S))
     return Settings(parse_config(told), {row["PartitionName"]: row for row in rows}, off_s)
 
 

@@ -18,6 +18,7 @@ from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.hostlist import expand
+from ftslurm.scheduler.job_id import id_alone, own_job_id
 from ftslurm.scheduler.protocol import (
     UNKNOWN,
     CommandMissing,
@@ -52,6 +53,9 @@ PING_TIMEOUT_S = 10.0
 HASTEN_S = 4
 """StartTime=now destroyed jobs placed on the same node in the same second; now+4 never did."""
 
+SHOW_PARTITIONS = ["scontrol", "--oneliner", "--all", "show", "partition"]
+"""--all: those too that are hidden from this user, who may submit to them all the same."""
+
 # What the controller says when asking again cannot help. Matched in lower case.
 _REFUSALS = (
     "invalid job id",
@@ -66,8 +70,10 @@ _NEVER_AGAIN = (
     "requested operation not supported",
 )
 
-# The user's own defaults for these commands would change the fields, order or filter of the output.
-_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_")
+# The user's own defaults for these commands would change the fields, order or filter of the output,
+# or ask another cluster than the one that sbatch.py submits to: there a job of ours is unknown.
+_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SACCT_", "SLURM_CLUSTERS",
+            "SLURM_TIME_FORMAT")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,9 +97,8 @@ Runner = Callable[[list[str], float], Completed]
 def clean_environment() -> dict[str, str]:
     """Ours, less what would change what Slurm's commands print."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    environ.pop("SLURM_TIME_FORMAT", None)
-    environ["LC_ALL"] = "C"
-    return environ
+    # By themselves they cut lists of tasks after 64 characters (22.05: seen).
+    return {**environ, "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
 
 
 def run_command(argv: list[str], timeout_s: float) -> Completed:
@@ -122,14 +127,19 @@ class SlurmScheduler:
     name = "slurm"
 
     def __init__(
-        self, run: Runner = run_command, *, sleep: Callable[[float], None] = time.sleep
+        self,
+        run: Runner = run_command,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._run = run
         self._sleep = sleep
+        self._environ = environ
 
     def site(self) -> Site:
         told = self._checked(["scontrol", "show", "config"])
-        site = parse_site(told, self._checked(["scontrol", "--oneliner", "show", "partition"]))
+        site = parse_site(told, self._checked(SHOW_PARTITIONS))
         if not site.preempt_by_qos:
             return site
         from ftslurm.scheduler.settings import with_qos  # late: few sites preempt so
@@ -146,13 +156,7 @@ class SlurmScheduler:
             return False
 
     def own_job_id(self, environ: Mapping[str, str]) -> str:
-        # SLURM_JOB_ID of an array's last task is the id of the whole array: naming the job by it
-        # would requeue every task.
-        if "SLURM_ARRAY_JOB_ID" in environ:
-            return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-        if "SLURM_JOB_ID" not in environ:
-            raise SchedulerError("SLURM_JOB_ID is not set; this runs inside a Slurm job only")
-        return environ["SLURM_JOB_ID"]
+        return own_job_id(environ)
 
     def nodes(self, environ: Mapping[str, str]) -> list[str]:
         if "SLURM_JOB_NODELIST" not in environ:
@@ -258,9 +262,7 @@ class SlurmScheduler:
         self._checked(["scontrol", "release", job_id])
 
     def terms(self, environ: Mapping[str, str]) -> Terms:
-        from ftslurm.scheduler.job_end import id_alone  # late: it is built on this module
-
-        return self._terms(id_alone(environ))
+        return self._terms(own_job_id(environ))
 
     def _terms(self, job_id: str) -> Terms:
         # No ranks run while this is asked: one that is busy is waited for, one that is away is not.
@@ -292,9 +294,10 @@ class SlurmScheduler:
         return self._end_word(job_id, self.job_state(job_id))
 
     def waiting(self, script: Path) -> list[QueuedJob]:
-        # The script's path tells the jobs of a run apart; their names need not.
-        argv = ["squeue", "--noheader", "--me", "--states=PENDING", f"--format={QUEUED_FORMAT}"]
-        return parse_queued(self._checked(argv), str(script))
+        # The script's path tells the jobs of a run apart; their names need not. Without --all, jobs
+        # in hidden partitions are left out, where they are not asked for by number (22.05, seen).
+        argv = ["squeue", "--noheader", "--me", "--all", "--states=PENDING"]
+        return parse_queued(self._checked([*argv, f"--format={QUEUED_FORMAT}"]), str(script))
 
     def serving_nodes(self, partition: Optional[str], need: NodeNeed) -> Optional[list[str]]:
         argv = ["sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"]
@@ -374,7 +377,8 @@ class SlurmScheduler:
     def _squeue(
         self, job_id: str, form: str = f"--format={JOB_FORMAT}", timeout_s: float = TIMEOUT_S
     ) -> Completed:
-        argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", form]
+        named = id_alone(job_id, self._environ)
+        argv = ["squeue", "--noheader", "--states=all", f"--jobs={named}", form]
         return self._run(argv, timeout_s)
 
     def _checked(self, argv: list[str]) -> str:

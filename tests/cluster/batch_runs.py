@@ -112,7 +112,7 @@ class LabRun:
             raise AssertionError(f"{error}\n{self.says()}") from None
         assert ended == state, self.says()
 
-    def wait_for_decisions(self, actions: list[str], *, timeout_s: float = 30) -> None:
+    def wait_for_decisions(self, actions: list[str], *, timeout_s: float = 60) -> None:
         wait_until(
             lambda: self.run.decisions() == actions or None, timeout_s=timeout_s, seen=self.run.says
         )

@@ -211,7 +211,7 @@ class Lab:
         lines = self.run_as_root(*argv).splitlines()
         return [dict(zip(SACCT_FIELDS, line.split("|"))) for line in lines]
 
-    def wait_for_runs(self, job_id: str, states: Sequence[str], timeout_s: float = 20) -> None:
+    def wait_for_runs(self, job_id: str, states: Sequence[str], timeout_s: float = 60) -> None:
         """Wait until accounting shows exactly these states, one for each run of the job: rows
         come some seconds late."""
 
@@ -234,14 +234,14 @@ class Lab:
             argv.append(f"--nodelist={nodelist}")
         return self.sbatch_as(self.other_user, *argv, script=f"exec sleep {seconds}")
 
-    def hasten(self, job_id: str, *, timeout_s: float = 30) -> None:
+    def hasten(self, job_id: str, *, timeout_s: float = 60) -> None:
         """Once a requeued job is PENDING, its owner moves its start from 121 s away to 4 s."""
         self.wait_for_state(job_id, ["PENDING"], timeout_s)
         owner = self.show_job(job_id)["UserId"].partition("(")[0]
         # StartTime=now can destroy the job: same node, same second.
         self.run_as(owner, ["scontrol", "update", f"JobId={job_id}", "StartTime=now+4"])
 
-    def cancel_all(self, *, timeout_s: float = 30) -> None:
+    def cancel_all(self, *, timeout_s: float = 60) -> None:
         """Cancel every job and wait until the queue is empty."""
         for user in self.users:
             self.run_as_root("scancel", f"--user={user}")

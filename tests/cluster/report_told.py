@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pytest
@@ -50,10 +51,16 @@ class Told:
                 for name in self._ours}  # fmt: skip
 
 
-def ask(lab: Lab, folder: Path, *words: str, user: str = "") -> subprocess.CompletedProcess[str]:
+def ask(
+    lab: Lab,
+    folder: Path,
+    *words: str,
+    user: str = "",
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
     """`ftslurm report`, as `user` (the lab's own) in a folder that has the runs below `runs`."""
     argv = [str(lab.python), "-m", "ftslurm", "report", *words]
-    env = {"PYTHONPATH": str(lab.checkout)}
+    env = {"PYTHONPATH": str(lab.checkout), **env}
     return lab.run_as(user or lab.user, argv, env=env, cwd=folder, check=False)
 
 

@@ -66,7 +66,7 @@ class PlacedRun(LabRun):
         """Its owner queues the job again, and moves its start to a few seconds ahead while its
         nodes are still busy with their epilogs."""
         self.lab.run_as(self.lab.user, ["scontrol", "requeue", self.job_id])
-        self.lab.wait_for_state(self.job_id, ["COMPLETING"], 15)
+        self.lab.wait_for_state(self.job_id, ["COMPLETING"], 40)
         start = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now+4"]
         self.lab.run_as(self.lab.user, start)
         # Accepted, and forgotten when the epilogs have ended: a start two minutes from then takes

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from batch_runs import make_project
-from fakes.project import Run, overrides
+from fakes.project import Run, overrides, slow
 from lab import ENDED, Lab, wait_until
 
 from ftslurm.run.attempts import read_progress
@@ -19,7 +19,7 @@ from ftslurm.run.jobs import read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import ASKED, add_array
 from ftslurm.scheduler.lost_arrays import find_lost
-from ftslurm.scheduler.slurm import Completed
+from ftslurm.scheduler.slurm import Completed, SlurmScheduler
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
@@ -30,9 +30,9 @@ PLACED = ["cluster=slurm", "cluster.tasks_per_node=1", "cluster.partition=low",
 class Swept:
     """A sweep that nobody follows."""
 
-    def __init__(self, lab: Lab, count: int, *words: str, step_s: float) -> None:
+    def __init__(self, lab: Lab, count: int, *words: str) -> None:
         self.lab, self.folder = lab, make_project(lab, "swept", files={})
-        given = [*PLACED, *words, *overrides(steps=60, interval=15, step_s=step_s)]
+        given = [*PLACED, *words, *overrides(steps=60, interval=15, step_s=0.03)]
         told = self.ftslurm("submit", "-m", "--json", "--detach", *given)
         self.layout = SweepLayout(Path(told["sweep_dir"]))
         self.runs = [Run(self.layout.task(number).root) for number in range(count)]
@@ -71,7 +71,7 @@ def test_a_task_that_is_asked_to_leave_is_requeued_alone(lab: Lab) -> None:
     argv = [str(lab.python), str(lab.checkout / "tests/cluster/submit_array.py"), "3"]
     told = lab.run_as(
         lab.user,
-        [*argv, *placed, *overrides(steps=60, interval=20, step_s=0.2)],
+        [*argv, *placed, *slow(seconds=0.3), *overrides(steps=60, interval=20, step_s=0.03)],
         env={"PYTHONPATH": str(lab.checkout)},
         cwd=folder,
         timeout_s=110,
@@ -92,7 +92,7 @@ def test_a_task_that_is_asked_to_leave_is_requeued_alone(lab: Lab) -> None:
     wait_until(lambda: all(map(is_training, runs)) or None, timeout_s=60, seen=says)
     # The last task's own job id is that of the whole array: the one to get wrong.
     lab.run_as(lab.user, ["scancel", "--signal=USR1", jobs[2]])
-    wait_until(lambda: runs[2].decisions() == ["requeued"] or None, timeout_s=30, seen=says)
+    wait_until(lambda: runs[2].decisions() == ["requeued"] or None, timeout_s=60, seen=says)
     lab.hasten(jobs[2])
     for job in jobs:
         lab.wait_for_state(job, ENDED, 90)
@@ -105,7 +105,7 @@ def test_a_task_that_is_asked_to_leave_is_requeued_alone(lab: Lab) -> None:
 def test_arrays_run_no_more_tasks_at_once_than_the_sweep_allows(lab: Lab) -> None:
     """Two arrays, as the tasks ask for different nodes; one task is requeued in the midst."""
     words = ["--parallelism", "3", "cluster.nodes=1,2", "+user.tag=0,1"]
-    swept = Swept(lab, 4, *words, step_s=0.08)
+    swept = Swept(lab, 4, *words, *slow(seconds=0.2))
     running: list[int] = []
 
     def sample() -> int:
@@ -122,7 +122,7 @@ def test_arrays_run_no_more_tasks_at_once_than_the_sweep_allows(lab: Lab) -> Non
     lab.run_as(lab.user, ["timeout", "5", "scancel", "--signal=USR1", job], check=False)
     wait_until(
         lambda: (sample() >= 0 and swept.runs[0].decisions() == ["requeued"]) or None,
-        timeout_s=30,
+        timeout_s=60,
         seen=swept.says,
     )
     lab.hasten(job)
@@ -139,7 +139,7 @@ def test_arrays_run_no_more_tasks_at_once_than_the_sweep_allows(lab: Lab) -> Non
 
 def test_a_task_that_gets_a_new_job_each_time_ends_with_the_same_value(lab: Lab) -> None:
     words = ["recovery.continue_by=resubmit", "cluster.cpus_per_task=2", "+user.tag=0,1"]
-    swept = Swept(lab, 2, *words, step_s=0.15)
+    swept = Swept(lab, 2, *words, *slow(2, 0.2))
     wait_until(lambda: all(map(swept.is_training, (0, 1))) or None, timeout_s=60, seen=swept.says)
     (first, waits) = swept.jobs(1)
     assert first.endswith("_1") and waits.isdigit(), "its successor is in no array"
@@ -160,7 +160,7 @@ def test_a_task_that_gets_a_new_job_each_time_ends_with_the_same_value(lab: Lab)
         ("done", 1),
         ("done", 2),
     ]
-    wait_until(lambda: lab.queue() == "" or None, timeout_s=30, seen=swept.says)
+    wait_until(lambda: lab.queue() == "" or None, timeout_s=60, seen=swept.says)
 
 
 def test_what_was_queued_and_its_answer_lost_is_found_by_its_script(lab: Lab) -> None:
@@ -194,3 +194,68 @@ def test_what_was_queued_and_its_answer_lost_is_found_by_its_script(lab: Lab) ->
     ]
     assert by_itself.job_id(1004) == read_jobs(layout.task(1004))[0].job_id == alone
     assert find_lost(layout, run=run) == []
+
+
+def test_a_task_is_told_the_same_by_the_number_that_is_its_own(lab: Lab) -> None:
+    """Running, in its grace, requeued, running again, torn down, cancelled; the last task, whose
+    number is the array's, is asked for as before."""
+    lab.change_settings(grace_s=4)
+    script = "trap '' TERM; while :; do sleep 0.2; done"
+    placed = ["--array=0-2", "--partition=low", "--exclusive", "--requeue", "--output=/dev/null"]
+    array = lab.sbatch_as(lab.user, *placed, script=script)
+    job, last = f"{array}_1", f"{array}_2"
+    for task in (job, last):
+        lab.wait_for_state(task, ["RUNNING"], 30)
+    own = {task: lab.show_job(task)["JobId"] for task in (job, last)}
+    assert own[job] != array and own[last] == array
+    asked: list[str] = []
+
+    def run(argv: list[str], timeout_s: float) -> Completed:
+        asked.append(" ".join(argv))
+        done = lab.run_as(lab.user, argv, timeout_s=timeout_s, check=False)
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    def inside(task: str) -> SlurmScheduler:
+        _, number = task.split("_")
+        names = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": number}
+        return SlurmScheduler(run, environ={"SLURM_JOB_ID": own[task], **names})
+
+    def facts(scheduler: SlurmScheduler, task: str) -> tuple[Any, ...]:
+        state = scheduler.job_state(task)
+        return (
+            state.word,
+            state.reason,
+            scheduler.is_preempted(task),
+            scheduler.may_requeue(task),
+            scheduler.end_time(task),
+        )
+
+    def wait_for(word: str, *preempted: Any, task: str = job) -> None:
+        outside = SlurmScheduler(run, environ={})
+
+        def told() -> Any:
+            found = facts(inside(task), task)
+            is_same = found == facts(outside, task)
+            return (is_same and found[0] == word and found[2] in (preempted or (False,))) or None
+
+        wait_until(told, timeout_s=40, seen=lambda: str([facts(inside(task), task), lab.queue()]))
+
+    wait_for("RUNNING")
+    wait_for("RUNNING", task=last)
+    lab.preempt(1, nodelist=lab.show_job(job)["NodeList"], seconds=1)
+    wait_for("RUNNING", True)
+    wait_for("PENDING", True, False)  # forgotten by then on 22.05
+    lab.hasten(job)
+    wait_for("RUNNING")
+    assert inside(job).requeue(job, restart_count=1)
+    wait_for("COMPLETING")
+    wait_for("PENDING")
+    assert lab.show_job(job)["Restarts"] == "2"
+    assert lab.show_job(last)["Restarts"] == "0" and lab.job_state(last) == "RUNNING"
+    inside(job).cancel(job)
+    wait_until(
+        lambda: facts(inside(job), job)[0] == "CANCELLED" or None, timeout_s=60, seen=lab.queue
+    )
+    assert inside(job).requeue(job, restart_count=2) is False
+    named = {line.partition("--jobs=")[2].partition(" ")[0] for line in asked if "--jobs=" in line}
+    assert named == {own[job], job, last}

@@ -14,6 +14,7 @@ from functools import partial
 
 import pytest
 from batch_runs import STEPS, Group, LabRun, controller_away
+from fakes.project import slow
 from lab import Lab
 
 from ftslurm.files import read_json
@@ -42,7 +43,7 @@ def undisturbed_and_started_again(lab: Lab) -> LabRun:
 
 
 def preempted_twice(lab: Lab, *, name: str) -> LabRun:
-    run = LabRun(lab, name, step_s=0.2)
+    run = LabRun(lab, name, *slow(2))
     for attempt in (1, 2):
         run.wait_for_training(attempt)
         run.preempt()
@@ -59,7 +60,7 @@ def killed(lab: Lab) -> LabRun:
 
 def out_of_time(lab: Lab) -> LabRun:
     """root shortens the limit: the warn signal is due when Slurm next looks at its clock."""
-    run = LabRun(lab, "out-of-time", "cluster.time=00:10:00", step_s=0.7)
+    run = LabRun(lab, "out-of-time", "cluster.time=00:10:00", *slow(seconds=3))
     run.wait_for_training(1)
     lab.run_as_root("scontrol", "update", f"JobId={run.job_id}", "TimeLimit=1")
     lab.wait_for_state(run.job_id, ["PENDING"], 75)
@@ -70,7 +71,7 @@ def out_of_time(lab: Lab) -> LabRun:
 
 
 def cancelled(lab: Lab) -> LabRun:
-    run = LabRun(lab, "cancelled", step_s=0.25)
+    run = LabRun(lab, "cancelled", *slow())
     run.wait_for_training(1)
     lab.run_as(lab.user, ["scancel", run.job_id])
     run.end_as("CANCELLED")
@@ -80,7 +81,7 @@ def cancelled(lab: Lab) -> LabRun:
 
 
 def requeued_without_controller(lab: Lab) -> LabRun:
-    run = LabRun(lab, "controller-away", step_s=0.15)
+    run = LabRun(lab, "controller-away", *slow())
     run.wait_for_training(1)
     with controller_away(lab):
         pids = run.rank_pids()

@@ -167,9 +167,9 @@ def test_expedited_requeue_is_had_where_slurm_has_it(lab: Lab, folder: Path) -> 
     argv = [f"--output={output}", "--open-mode=append"]
     for option in ("--requeue", "--requeue=expedite"):
         job = lab.sbatch_as(lab.user, option, *argv, script=script)
-        lab.wait_for_text(output, "restarts 0", 20)
+        lab.wait_for_text(output, "restarts 0", 40)
         lab.run_as(lab.user, ["scontrol", "requeue", job])
-        lab.wait_for_text(output, "restarts 1", 20)
+        lab.wait_for_text(output, "restarts 1", 40)
         output.unlink()
 
 
@@ -208,7 +208,7 @@ def test_preemption_sends_term_to_the_tasks_first(lab: Lab, folder: Path) -> Non
     # The second round comes some 15 s later whatever a shorter GraceTime says (seen on 22.05).
     job = start_signal_logger(lab, folder)
     lab.preempt(2, seconds=20, nodelist="n[1-2]")
-    wait_for_count(folder, "task TERM", 4, timeout_s=10)
+    wait_for_count(folder, "task TERM", 4, timeout_s=40)
     assert count(folder, "shell TERM") == 0
     wait_for_count(folder, "shell TERM", 1, timeout_s=40)
     assert count(folder, "task USR1") == 0
@@ -221,7 +221,7 @@ def test_preemption_sends_a_jobs_own_signal_first_where_the_site_says_so(
     lab.set_send_user_signal(True)
     start_signal_logger(lab, folder)
     lab.preempt(2, seconds=20, nodelist="n[1-2]")
-    wait_for_count(folder, "task USR1", 4, timeout_s=10)
+    wait_for_count(folder, "task USR1", 4, timeout_s=40)
     assert count(folder, "task TERM") == 0
     assert count(folder, "shell USR1") == count(folder, "shell TERM") == 0
 
@@ -233,12 +233,12 @@ def test_a_requeued_job_waits_two_minutes_unless_its_owner_hastens_it(
     script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
     argv = [f"--output={output}", "--open-mode=append"]
     job = lab.sbatch_as(lab.user, *argv, script=script)
-    lab.wait_for_text(output, "restarts 0", 20)
+    lab.wait_for_text(output, "restarts 0", 40)
     lab.run_as(lab.user, ["scontrol", "requeue", job])
     lab.wait_for_state(job, ["PENDING"], timeout_s=30)
     assert lab.show_job(job)["Reason"] == "BeginTime"
     lab.hasten(job)
-    lab.wait_for_text(output, "restarts 1", 20)
+    lab.wait_for_text(output, "restarts 1", 40)
     lab.wait_for_runs(job, ["REQUEUED", "COMPLETED"])
 
 
@@ -246,7 +246,7 @@ def test_a_killed_node_loses_processes_and_memory_but_not_its_disk(lab: Lab, fol
     disk = lab.status()["node_disk"]
     script = f"touch /tmp/memory /dev/shm/memory {disk}/kept; echo $$ > {folder}/pid; sleep 60"
     lab.sbatch_as(lab.user, "--nodelist=n3", f"--output={folder}/output", script=script)
-    lab.wait_for_text(folder / "pid", "\n", 20)
+    lab.wait_for_text(folder / "pid", "\n", 40)
     user_id = pwd.getpwnam(lab.user).pw_uid
     assert processes_of(user_id)
     lab.kill("n3")
@@ -268,7 +268,7 @@ def processes_of(user_id: int) -> list[str]:
 @pytest.mark.full
 def test_a_cut_node_goes_down_and_comes_back(lab: Lab, folder: Path) -> None:
     job = lab.sbatch_as(lab.user, "--nodelist=n4", f"--output={folder}/output", script="sleep 300")
-    lab.wait_for_state(job, ["RUNNING"], timeout_s=20)
+    lab.wait_for_state(job, ["RUNNING"], timeout_s=40)
     lab.cut("n4")
     lab.wait_for_nodes("down*", ["n4"], timeout_s=70)
     assert processes_of(pwd.getpwnam(lab.user).pw_uid), "the cut node runs on by itself"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from batch_runs import LabRun
+from fakes.project import slow
 from lab import Lab
 
 from ftslurm.files import read_json
@@ -32,7 +33,7 @@ def runs(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
     def submit(name: str, apart_from: str, *more: str) -> LabRun:
         # A node has CPUs for two ranks; the stale run has to come back to its nodes.
         placed = ["cluster.tasks_per_node=1", f'cluster.exclude="{apart_from}"']
-        return LabRun(lab, name, *placed, *more, step_s=0.2)
+        return LabRun(lab, name, *placed, *slow(), *more)
 
     with ThreadPoolExecutor() as pool:
         submitted = {

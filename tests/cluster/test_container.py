@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import spine
 from batch_runs import INTERVAL, STEPS, LabRun
-from fakes.project import Run, make_project, overrides
+from fakes.project import Run, make_project, overrides, slow
 from lab import REPOSITORY, Lab
 
 from ftslurm.files import read_json
@@ -156,7 +156,7 @@ def submit_all(lab: Lab) -> dict[str, LabRun]:
         "setup": LabRun(
             lab, "setup", *alone, given("cluster.setup", ["true", "load_it cuda # 12"]), files=files
         ),
-        "container": LabRun(lab, "container", *IN_CONTAINER, rank_python, step_s=0.15, files=files),
+        "container": LabRun(lab, "container", *IN_CONTAINER, rank_python, *slow(), files=files),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 import pytest
 from batch_runs import Group, LabRun
+from fakes.project import slow
 from lab import ENDED, Lab, wait_until
 
 from ftslurm.files import read_json
@@ -18,7 +19,7 @@ from ftslurm.run.jobs import read_jobs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-STEP_S = 0.15
+STEP_S = 0.03
 RESUBMIT = "recovery.continue_by=resubmit"
 
 
@@ -26,15 +27,22 @@ class Continued(LabRun):
     """A run with one job after the other, each on one node, so that four have room."""
 
     def __init__(
-        self, lab: Lab, name: str, *more: str, step_s: float = STEP_S, faults: str = ""
+        self,
+        lab: Lab,
+        name: str,
+        *more: str,
+        slow_attempts: int = 1,
+        step_s: float = STEP_S,
+        faults: str = "",
     ) -> None:
-        super().__init__(lab, name, "cluster.nodes=1", *more, step_s=step_s, faults=faults)
+        given = ["cluster.nodes=1", *slow(slow_attempts), *more]
+        super().__init__(lab, name, *given, step_s=step_s, faults=faults)
 
     @property
     def jobs(self) -> list[str]:
         return [job.job_id for job in read_jobs(self.run.layout)]
 
-    def wait_for_jobs(self, count: int, *, timeout_s: float = 30) -> None:
+    def wait_for_jobs(self, count: int, *, timeout_s: float = 60) -> None:
         wait_until(lambda: len(self.jobs) >= count or None, timeout_s=timeout_s, seen=self.says)
 
     def go_on_as(self, job_id: str, attempt: int) -> None:
@@ -48,7 +56,7 @@ class Continued(LabRun):
 
 
 def undisturbed(lab: Lab) -> Continued:
-    run = Continued(lab, "continue-undisturbed", step_s=0.03)
+    run = Continued(lab, "continue-undisturbed", slow_attempts=0)
     run.end_as("COMPLETED")
     return run
 
@@ -242,7 +250,7 @@ def test_without_scontrol_on_the_nodes_a_successor_is_queued(
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_seven_preemptions_are_survived(lab: Lab, forbidden: Group[Continued]) -> None:
-    run = Continued(lab, "seven", step_s=0.3)
+    run = Continued(lab, "seven", slow_attempts=0, step_s=0.3)
     for attempt in range(1, 8):
         run.wait_for_training(attempt)
         run.preempt()
@@ -258,7 +266,7 @@ def test_at_the_end_of_grace_it_is_still_known_that_the_job_was_preempted(lab: L
     requeue goes before the question why."""
     with settings(lab, grace_s=3, kill_wait_s=20):
         # On a busy machine a grace of 5 s was seen to end after 13 to 16.
-        run = Continued(lab, "late", step_s=18)
+        run = Continued(lab, "late", slow_attempts=0, step_s=18)
         wait_until(lambda: run.step(1), timeout_s=90, seen=run.says)
         run.make_room()
         run.wait_for_decisions(["requeued"], timeout_s=60)

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import pytest
 from batch_runs import STEPS, LabRun, daemon_away
+from fakes.project import slow
 from fakes.rank import MASK, NUM_VALUES
 from lab import Lab, wait_until
 from sick_runs import SickRun
@@ -101,11 +102,11 @@ def ask_to_leave(run: LabRun) -> None:
 
 
 def test_a_controller_that_is_killed_and_comes_back_costs_a_run_nothing(lab: Lab) -> None:
-    run = LabRun(lab, "killed", "steps=120", step_s=0.2)  # 24 s: outlives the wait below
+    run = LabRun(lab, "killed", "steps=120", *slow(seconds=0.5))
     wait_for_saved_state(run)
     before = run.wait_for_training(1)
     with daemon_away(lab, "slurmctld"):
-        wait_until(partial(reached, run, before + 3), timeout_s=20, seen=run.says)
+        wait_until(partial(reached, run, before + 3), timeout_s=60, seen=run.says)
         ask_to_leave(run)
         if lab.version < (26, 5):  # its srun ends only when slurmctld has taken the end down
             wait_for_event(run, "requeue_asked", timeout_s=30)
@@ -128,7 +129,7 @@ def test_a_run_trains_on_without_a_controller_and_meets_it_again(lab: Lab) -> No
     for _ in range(2):
         wanted = run.wait_for_training(1) + 8
         with daemon_away(lab, "slurmctld"):
-            wait_until(partial(reached, run, wanted), timeout_s=20, seen=run.says)
+            wait_until(partial(reached, run, wanted), timeout_s=60, seen=run.says)
     assert lab.job_state(run.job_id) == "RUNNING", run.says()
     run.end_as("COMPLETED")
     assert run.run.decisions() == ["done"], run.says()
@@ -149,7 +150,7 @@ def test_a_requeue_and_an_excluded_node_wait_a_minute_for_a_controller(lab: Lab)
         assert decided["exclude"] == ["n2"], run.says()
         time.sleep(max(0.0, away_at + 60 - time.time()))
     back_at = time.time()
-    wait_until(lambda: run.excluded_by_slurm() == "n2" or None, timeout_s=30, seen=run.says)
+    wait_until(lambda: run.excluded_by_slurm() == "n2" or None, timeout_s=60, seen=run.says)
     excluded_at = time.time()
     # slurmstepd, whose word of the step's end was refused, says it again after a minute.
     run.wait_for_requeue(timeout_s=120)
@@ -222,8 +223,8 @@ def test_a_preempted_run_is_queued_again_when_the_controller_is_back_within_grac
     lab: Lab,
 ) -> None:
     lab.change_settings(grace_s=30)
-    slow = "slow@staged:attempt=1:rank=0:seconds=3"
-    run = LabRun(lab, "grace", step_s=0.3, faults=slow)
+    late = "slow@staged:attempt=1:rank=0:seconds=3"
+    run = LabRun(lab, "grace", *slow(), faults=late)
     wait_for_saved_state(run)
     run.make_room()
     warned_at = wait_for_event(run, "signal", timeout_s=30)

@@ -79,7 +79,7 @@ def test_the_batch_node_dies_in_that_moment_and_the_node_is_kept_out_all_the_sam
 ) -> None:
     run = SickRun(lab, "dies", "recovery.agents=false", sick="n2", faults="hang@requeued")
     run.wait_for_decisions(["requeued"])
-    lab.wait_for_state(run.job_id, ["COMPLETING"], 10)
+    lab.wait_for_state(run.job_id, ["COMPLETING"], 40)
     lab.kill("n1")
     try:
         run.wait_for_return(timeout_s=120)  # of n2 and n3: the batch script ran on n2 itself

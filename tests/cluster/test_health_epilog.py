@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import spine
+from fakes.project import slow
 from health_site import SICK, HealthSite
 from lab import Lab, wait_until
 from sick_runs import PlacedRun
@@ -54,7 +55,7 @@ def test_a_sick_node_is_drained_before_the_job_is_placed_again(
     site: HealthSite, undisturbed: PlacedRun, way: str
 ) -> None:
     site.run_in_slurm("prolog", "epilog", pause_s={"epilog": EPILOG_S})
-    run = PlacedRun(site.lab, "sick", *RUN, step_s=0.1)
+    run = PlacedRun(site.lab, "sick", *RUN, *slow())
     run.wait_for_training(1)
     site.nodes["n2"].fall_sick(way)
     run.queue_again_at_once()
@@ -91,7 +92,7 @@ def test_expedited_the_run_is_placed_in_the_moment_in_which_the_drain_is_there(
     lab = site.lab
     require_expedited_requeue(lab)
     site.run_in_slurm("prolog", "epilog", expedited_requeue=True)
-    run = PlacedRun(lab, "expedited", *RUN, step_s=0.1)
+    run = PlacedRun(lab, "expedited", *RUN, *slow())
     run.wait_for_training(1)
     site.nodes["n2"].fall_sick("remap failure")
     lab.run_as(lab.user, ["scontrol", "requeue", run.job_id])
@@ -133,7 +134,7 @@ def test_slurm_keeps_a_nodes_note_when_it_drains_it_by_our_exit_code(site: Healt
     lab, note = site.lab, "noisy_fan_ticket_4711"
     site.run_in_slurm("prolog", "epilog")
     job = lab.sbatch_as(lab.user, "--nodelist=n2", "--output=/dev/null", script="sleep 300")
-    lab.wait_for_state(job, ["RUNNING"], 20)
+    lab.wait_for_state(job, ["RUNNING"], 40)
     conf = lab.folder / "etc/slurm.conf"
     conf.write_text(conf.read_text().replace(" State=UNKNOWN", f" State=UNKNOWN Reason={note}"))
     lab.run_as_root("scontrol", "reconfigure")
@@ -141,7 +142,7 @@ def test_slurm_keeps_a_nodes_note_when_it_drains_it_by_our_exit_code(site: Healt
     site.nodes["n2"].fall_sick("Xid 48")
     lab.run_as(lab.user, ["scancel", job])
     assert site.wait_for_call("n2", "epilog", job).code == 1, site.says()
-    drained = wait_until(lambda: site.drained() or None, timeout_s=20, seen=site.says)
+    drained = wait_until(lambda: site.drained() or None, timeout_s=40, seen=site.says)
     lab.run_as_root("scontrol", "update", "NodeName=n[1-4]", "Reason=none")
     assert list(drained) == ["n2"] and drained["n2"].startswith(note), site.says()
 
@@ -151,7 +152,7 @@ def test_four_epilogs_with_one_false_signature_leave_nodes_to_work_with(site: He
     lab = site.lab
     site.run_in_slurm("prolog", "epilog")
     job = lab.sbatch_as(lab.user, "--nodes=4", "--output=/dev/null", script="sleep 300")
-    lab.wait_for_state(job, ["RUNNING"], 20)
+    lab.wait_for_state(job, ["RUNNING"], 40)
     for machine in site.nodes.values():
         machine.fall_sick("remap failure")
     lab.run_as(lab.user, ["scancel", job])

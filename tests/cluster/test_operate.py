@@ -11,20 +11,19 @@ from typing import Any
 
 import pytest
 from batch_runs import STEPS, LabRun
+from fakes.project import slow
 from lab import Lab
 
 from ftslurm.run.attempts import read_outcome
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
-STEP_S = 0.15
-
 
 class Operated(LabRun):
     """A run on one node, so that four have room, the verbs for it, and what they answered."""
 
-    def __init__(self, lab: Lab, name: str, *more: str, step_s: float = STEP_S) -> None:
-        super().__init__(lab, name, "cluster.nodes=1", *more, step_s=step_s)
+    def __init__(self, lab: Lab, name: str, *more: str, slow_attempts: int = 1) -> None:
+        super().__init__(lab, name, "cluster.nodes=1", *slow(slow_attempts), *more)
         self.answers: list[dict[str, Any]] = []
 
     def order(self, verb: str, *options: str) -> str:
@@ -39,7 +38,7 @@ class Operated(LabRun):
 
 
 def undisturbed(lab: Lab) -> Operated:
-    run = Operated(lab, "operate-undisturbed", step_s=0.03)
+    run = Operated(lab, "operate-undisturbed", slow_attempts=0)
     run.end_as("COMPLETED")
     return run
 
@@ -68,7 +67,7 @@ def paused_and_resumed(lab: Lab) -> Operated:
 
 def resubmitting(lab: Lab) -> Operated:
     """Without requeue: paused, its successor is held; stopped, the successor is cancelled."""
-    run = Operated(lab, "resubmitting", "recovery.continue_by=resubmit")
+    run = Operated(lab, "resubmitting", "recovery.continue_by=resubmit", slow_attempts=2)
     run.wait_for_training(1)
     run.order("pause", "--wait")
     run.resume()

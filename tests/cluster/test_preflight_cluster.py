@@ -83,7 +83,7 @@ def test_a_job_told_to_leave_while_nodes_are_tried_leaves_and_loses_nothing(
     run = TriedRun(lab, f"told-{name.lower()}", "cluster.nodes=2", "cluster.spares=0")
     run.wait_for_log(1, '"kind": "here"')
     lab.run_as(lab.user, ["scancel", f"--signal={name}", run.job_id])
-    wait_until(lambda: run.run.decisions()[:1] == ["requeued"] or None, timeout_s=20, seen=run.says)
+    wait_until(lambda: run.run.decisions()[:1] == ["requeued"] or None, timeout_s=60, seen=run.says)
     assert not run.had_ranks(1)
     lab.hasten(run.job_id, timeout_s=60)
     run.end_as("COMPLETED", timeout_s=240)
@@ -100,7 +100,7 @@ def test_a_node_that_freezes_while_it_is_tried_is_named_in_bounded_time(lab: Lab
         lab.run_inside("n2", "kill", "-STOP", *found.split())
         return True
 
-    wait_until(froze, timeout_s=30, seen=run.says)
+    wait_until(froze, timeout_s=60, seen=run.says)
     run.end_as("COMPLETED", timeout_s=390)
     print("\n".join(run.told()))
     assert list(run.found(1)["bad"]) == ["n2"], run.found(1)

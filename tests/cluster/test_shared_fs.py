@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from batch_runs import INTERVAL, STEPS, LabRun, lab_of_its_own
+from fakes.project import slow
 from fakes.rank import MASK, NUM_VALUES
 from lab import Lab, cluster
 
@@ -161,7 +162,7 @@ def test_a_new_batch_node_adopts_the_newest_step_though_it_has_looked_for_it_in_
 ) -> None:
     """The job's only node changes between two attempts."""
     placed = ["cluster.nodes=1", "cluster.tasks_per_node=2"]
-    run = LabRun(cached_lab, "moved", *placed, step_s=0.2)
+    run = LabRun(cached_lab, "moved", *placed, *slow())
     run.wait_for_training(1)
     first = cached_lab.show_job(run.job_id)["NodeList"]
     other = {"n1": "n2", "n2": "n1"}[first]

@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = "77"
 COMMANDS = {
     "scontrol": '[[ $1 == ping ]] && { [[ -e "$FOLDER/away" ]] && exit 1; echo up; exit 0; }',
-    "squeue": "for word; do [[ $word == --me ]] && exit 0; done; "
-    "echo 'RUNNING|None|2026-11-29T23:59:00'",
+    "squeue": "for word; do [[ $word == --me ]] && exit 0; done; echo 'RUNNING|None|Unknown'",
     "sbatch": "echo 78",
     "scancel": "",
     "sacct": "",
@@ -218,7 +217,7 @@ class Job:
         logs = sorted(self.folder.glob("127.*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs)
 
-    def wait(self, look, what, timeout_s=30):
+    def wait(self, look, what, timeout_s=90):
         deadline = time.monotonic() + timeout_s
         while not look():
             assert time.monotonic() < deadline, f"never: {what}\n{self.said()}"

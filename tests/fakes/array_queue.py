@@ -39,6 +39,7 @@ class ArrayQueue:
         self.limit = 10_000
         self.at_once = {}
         self.is_away = False
+        self.name = "ftslurm"
         self.loses_answer = False
 
     def __call__(self, argv, **options):
@@ -88,8 +89,9 @@ class ArrayQueue:
                 continue
             if option.get("states") == "PENDING" and word != "PENDING":
                 continue
-            values = {"%i": job_id, "%T": word, "%r": reason, "%e": "N/A", "%F": array,
-                      "%K": index or "N/A", "%o": command, "%E": "(null)"}  # fmt: skip
+            values = {"%i": job_id, "%T": word, "%r": reason, "%e": "N/A", "%A": array, "%F": array,
+                      "%K": index or "N/A", "%j": self.name, "%o": command,
+                      "%E": "(null)"}  # fmt: skip
             line = option["format"]
             for name, value in values.items():
                 line = line.replace(name, value)

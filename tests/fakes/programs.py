@@ -1,6 +1,7 @@
 """Programs that know nothing of ftslurm, or three lines of it. Run as scripts, one a rank.
 
-Each counts to 40 and writes down in `RESUME/seen-RANK` where every start of it began.
+Each counts to 40, slowly the first time, so that it can be told to leave, and writes down in
+`RESUME/seen-RANK` where every start of it began.
 """
 
 UNAWARE = """
@@ -13,8 +14,9 @@ state = place / f"state-{rank}"
 step = int(state.read_text()) if state.exists() else 0
 with (place / f"seen-{rank}").open("a") as seen:
     seen.write(f"{step}\\n")
+pause_s = 0.05 if step else 0.5
 while step < 40:
-    time.sleep(0.1)
+    time.sleep(pause_s)
     step += 1
     new = place / f"new-{rank}"
     new.write_text(str(step))
@@ -32,8 +34,9 @@ state = place / f"state-{rank}"
 step = int(state.read_text()) if state.exists() else 0
 with (place / f"seen-{rank}").open("a") as seen:
     seen.write(f"{step}\\n")
+pause_s = 0.05 if step else 0.5
 while step < 40:
-    time.sleep(0.1)
+    time.sleep(pause_s)
     step += 1
     if ftslurm.should_stop():
         time.sleep(1)

@@ -30,6 +30,12 @@ def overrides(*, steps, interval, step_s, more=()):
     ]
 
 
+def slow(attempts=1, seconds=1.0):
+    """More overrides: none of the first attempts is done before somebody has acted on it, however
+    busy the machine is."""
+    return [f"+user.slow_attempts={attempts}", f"+user.slow_step_s={seconds}"]
+
+
 class Run:
     """What a finished or running run has left, as a test asks for it."""
 

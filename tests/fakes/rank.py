@@ -170,7 +170,9 @@ class FakeTraining:
         found; the same on all ranks."""
         self.pulse.step_begins()
         faults.point("step", rank=self.env.rank, step=self.step, attempt=self.env.attempt)
-        time.sleep(float(self.spec.user.get("step_s", 0.02)))
+        user = self.spec.user
+        is_slow = self.env.attempt <= user.get("slow_attempts", 0)
+        time.sleep(float(user["slow_step_s"] if is_slow else user.get("step_s", 0.02)))
         if self.spec.user.get("skip") == self.facts():
             self.step += 1
             return 0, None

@@ -43,7 +43,15 @@ def starter(tmp_path):
     fake.chmod(0o755)
 
     def start(
-        *, claim=(), recover=(), ranks="exit 0", unpack="exit 0", preflight="", agent="", **cluster
+        *,
+        claim=(),
+        recover=(),
+        ranks="exit 0",
+        unpack="exit 0",
+        preflight="",
+        agent="",
+        agents_after_s=0,
+        **cluster,
     ):
         (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
         (run_dir / "recover").write_text("".join(f"{line}\n" for line in recover))
@@ -51,6 +59,7 @@ def starter(tmp_path):
         (run_dir / "unpack").write_text(unpack)
         (run_dir / "preflight").write_text(preflight)
         (run_dir / "agent").write_text(agent)
+        after = ["--after", str(agents_after_s)] if agents_after_s else []
         environment = Environment(tmp_path / "env.tar", tmp_path / "unpacked")
         script = run_dir / "train.sbatch"
         script.write_text(
@@ -62,7 +71,7 @@ def starter(tmp_path):
                 python_path=[run_dir / "code"],
                 launch=["env", f"SEEN_LOGS={LOGS}/rank-%t.log"],
                 on_nodes=["env", "ON=nodes"],
-                agents=["env", "AGENT=1"] if agent else [],
+                agents=[*after, "env", "AGENT=1"] if agent else [],
                 preflight=["srun", "--nodes=1"] if preflight else [],
                 environment=environment if "environment" in cluster else None,
             )
