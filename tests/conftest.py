@@ -5,8 +5,16 @@ import subprocess
 import pytest
 from fakes.array_queue import ArrayQueue
 from fakes.nvml.nodes import build
+from hypothesis import HealthCheck, settings
 
 from ftslurm import files
+
+# The same examples each time, however slow the machine: what one run of the tests finds, every run
+# finds. `pytest --hypothesis-profile=default` draws others.
+settings.register_profile(
+    "repeated", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeated")
 
 
 @pytest.fixture(autouse=True)

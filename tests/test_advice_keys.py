@@ -21,11 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [*(ROOT / "ftslurm/doctor").glob("*.py"), *(ROOT / "ftslurm/plan").glob("*.py"),
            ROOT / "ftslurm/report/advice.py"]  # fmt: skip
 
-LINES = ("slurm.", "folder.", "host.", "runs.", "across.")
+LINES = ("slurm.", "folder.", "host.", "runs.", "across.", "s3.")
 """Beginnings of the names of doctor's lines, which look like keys."""
 FILES = (".py", ".sh", ".json", ".tmp", "memory.max", "memory.current", "_in_bytes")
 OF_SBATCH = {"--requeue", "--mem", "--exclude", "--time"}
 """What ftslurm asks for by itself, and what is advised for jobs that are not of ours."""
+OF_AWS = {"--bucket", "--cli-connect-timeout", "--cli-read-timeout", "--expires-in", "--output"}
+"""What object_store.py runs `aws` with."""
 PLAIN = {"runs_dir"}
 """Keys of no group, which cannot be told from other words."""
 
@@ -92,7 +94,7 @@ def wrong_in(text: str, verb: str) -> list[str]:
         wrong += [one for one in _OPTION.findall(options) if one not in options_of(name)]
     rest = _COMMAND.sub("", text)
     for option in _OPTION.findall(rest):
-        is_own = option in options_of(verb) or option in OF_SBATCH
+        is_own = option in options_of(verb) | OF_SBATCH | OF_AWS
         # `--gres=...` is given in cluster.sbatch, which refuses what a key stands for.
         is_passed = "cluster.sbatch" in text and option.removeprefix("--") not in _SBATCH
         wrong += [] if is_own or is_passed else [option]

@@ -49,18 +49,18 @@ def test_a_tool_that_may_not_be_run_is_noted(tmp_path):
 
 def test_a_probe_that_hangs_gets_term_at_its_deadline_and_what_it_said_is_kept():
     began = time.monotonic()
-    record = ask("echo early; sleep 60", deadline_s=0.3)
-    assert time.monotonic() - began < 5
-    assert record["text"] == "early\n" and "no end within 0.3 s" in record["note"]
+    record = ask("echo early; sleep 60", deadline_s=2.0)
+    assert time.monotonic() - began < 30
+    assert record["text"] == "early\n" and "no end within 2 s" in record["note"]
     assert record["rc"] == -signal.SIGTERM
 
 
 def test_one_that_ignores_term_gets_kill_and_so_do_its_children(tmp_path):
     child = tmp_path / "pid"
-    record = ask(f"trap '' TERM; sleep 60 & echo $! > {child}; wait; sleep 60", deadline_s=0.4)
+    record = ask(f"trap '' TERM; sleep 60 & echo $! > {child}; wait; sleep 60", deadline_s=2.0)
     assert record["rc"] == -signal.SIGKILL
     pid = int(child.read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline and _lives(pid):
         time.sleep(0.02)
     assert not _lives(pid)
@@ -77,7 +77,7 @@ def _lives(pid):
 def test_one_that_does_not_die_is_left_behind_and_said_to_be(monkeypatch):
     sent = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: sent.append((pid, number)))
-    (answer,) = run_all([Probe("df", ["sleep", "3"], 0.2, 100)])
+    (answer,) = run_all([Probe("df", ["sleep", "60"], 0.2, 100)])
     try:
         assert "does not die and is left behind" in answer.note
         assert [number for _, number in sent] == [signal.SIGTERM, signal.SIGKILL]
@@ -88,8 +88,8 @@ def test_one_that_does_not_die_is_left_behind_and_said_to_be(monkeypatch):
 
 def test_probes_run_at_the_same_time():
     began = time.monotonic()
-    answers = run_all([Probe(str(n), ["sleep", "0.5"], 5.0, 10) for n in range(6)])
-    assert time.monotonic() - began < 2.5
+    answers = run_all([Probe(str(n), ["sleep", "2.5"], 30.0, 10) for n in range(8)])
+    assert time.monotonic() - began < 19
     assert all(answer.process.returncode == 0 for answer in answers)
 
 
@@ -168,11 +168,11 @@ def test_ports_of_infiniband_are_asked_for_where_there_are_some(tmp_path):
 
 def test_whoever_has_less_time_gets_what_has_come_by_then(tmp_path):
     began = time.monotonic()
-    asked = [Probe("slow", ["sleep", "30"], 20.0, 10), Probe("quick", ["echo", "x"], 20.0, 10)]
-    record = kept(tmp_path, asked=asked, within_s=0.3)
-    assert time.monotonic() - began < 5
+    asked = [Probe("slow", ["sleep", "60"], 50.0, 10), Probe("quick", ["echo", "x"], 50.0, 10)]
+    record = kept(tmp_path, asked=asked, within_s=2.0)
+    assert time.monotonic() - began < 20
     assert record["probes"]["quick"]["text"] == "x\n"
-    assert "no end within 0.3 s" in record["probes"]["slow"]["note"]
+    assert "no end within 2 s" in record["probes"]["slow"]["note"]
 
 
 def test_what_this_node_keeps_fits_into_one_file_of_the_leader(tmp_path):

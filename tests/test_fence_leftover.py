@@ -150,11 +150,14 @@ def publisher(layout, step):
 def test_a_step_that_a_leftover_publishes_makes_way_for_the_new_attempts_own(run, undisturbed):
     _, old = run.begin(stops="rename-20")
     wait_until_stopped(old)  # behind its last look at the journal: the rename comes next
-    _, new = run.begin(step_s=0.15)
+    _, new = run.begin(step_s=0.1)
     run.wait_for_step(2, 12)
+    new.send_signal(signal.SIGSTOP)
+    wait_until_stopped(new)
     old.send_signal(signal.SIGCONT)
     assert "attempt 1 has been superseded by attempt 2" in run.ends(1, well=False)
     assert publisher(run.layout, 20) == 1, "the leftover came too late to test anything"
+    new.send_signal(signal.SIGCONT)
     run.ends(2, well=True)
 
     trace, digest = undisturbed
@@ -228,12 +231,15 @@ def test_a_leftover_that_had_committed_its_last_step_says_neither_done_nor_how_i
     """Its last step was published after the claim: it is not the run's."""
     _, old = run.begin(stops="rename-30")
     wait_until_stopped(old)
-    number, new = run.begin(step_s=0.15)
+    number, new = run.begin(step_s=0.1)
     run.wait_for_step(number, 22)
+    new.send_signal(signal.SIGSTOP)
+    wait_until_stopped(new)
     old.send_signal(signal.SIGCONT)
     run.ends(1, well=False)
     assert publisher(run.layout, 30) == 1
     assert not run.layout.done.exists()
     assert read_outcome(run.layout.attempt(1)) is None
+    new.send_signal(signal.SIGCONT)
     run.ends(2, well=True)
     assert read_json(run.layout.done)["attempt"] == number

@@ -56,26 +56,28 @@ def test_a_command_that_is_not_there_is_not_run() -> None:
 
 def test_a_late_command_gets_term_and_may_clean_up() -> None:
     script = "trap 'echo cleaned; exit 9' TERM; echo begun; while :; do sleep 0.05; done"
-    ended = child.run_command(["sh", "-c", script], deadline_s=0.3)
+    ended = child.run_command(["sh", "-c", script], deadline_s=2.0)
     assert ended.is_late and ended.code == 9
     assert ended.stdout == b"begun\ncleaned\n"
-    assert ended.wall_s < 2
+    assert ended.wall_s < 20
 
 
 def test_a_command_deaf_to_term_is_killed_once() -> None:
     ended = child.run_command(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"],
-                              deadline_s=0.2)  # fmt: skip
+                              deadline_s=2.0)  # fmt: skip
     assert ended.is_late and ended.code == -signal.SIGKILL
-    assert child.TERM_WAIT_S <= ended.wall_s < 3
+    assert child.TERM_WAIT_S <= ended.wall_s < 20
 
 
 def test_what_a_child_leaves_in_its_group_is_ended_with_it() -> None:
     began = time.monotonic()
     ended = child.run_command(["sh", "-c", "sleep 300 & echo $!"], deadline_s=20)
-    assert time.monotonic() - began < 5, "a pipe held by a grandchild is not waited for"
+    assert time.monotonic() - began < 20, "a pipe held by a grandchild is not waited for"
     assert ended.code == 0 and not ended.is_late
-    time.sleep(0.1)
-    assert not is_alive(int(ended.stdout))
+    deadline = time.monotonic() + 20
+    while is_alive(int(ended.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_output_is_bounded_and_the_writer_not_blocked() -> None:
@@ -87,9 +89,9 @@ def test_output_is_bounded_and_the_writer_not_blocked() -> None:
 
 
 def test_an_endless_writer_ends_at_the_deadline() -> None:
-    ended = child.run_command(["yes"], deadline_s=0.3, limit_bytes=1000)
+    ended = child.run_command(["yes"], deadline_s=2.0, limit_bytes=1000)
     assert ended.is_late and ended.is_cut and len(ended.stdout) == 1000
-    assert ended.wall_s < 3
+    assert ended.wall_s < 20
 
 
 def test_one_that_cannot_be_killed_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,7 @@ def test_one_that_cannot_be_killed_is_abandoned(monkeypatch: pytest.MonkeyPatch)
     try:
         assert sent == [signal.SIGTERM, signal.SIGKILL], "no signal is sent a second time"
         assert ended.is_abandoned and ended.code is None and ended.is_late
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         assert child.is_running(ended.pid, ended.start_ticks)
         assert not child.is_running(ended.pid, "1")
     finally:
@@ -114,7 +116,7 @@ def test_a_function_keeps_what_it_wrote_before_it_hung() -> None:
         write(b"first")
         time.sleep(60)
 
-    ended = child.run_function(function, deadline_s=0.3)
+    ended = child.run_function(function, deadline_s=2.0)
     assert ended.is_late and ended.stdout == b"first" and ended.code == -signal.SIGTERM
 
 
@@ -139,7 +141,7 @@ def test_a_function_that_leaves_does_not_run_the_parents_way_out() -> None:
 def test_a_child_whose_parent_is_gone_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_ORPHAN_S", 0.2)
     monkeypatch.setattr(child, "_signal_group", lambda _pid, _number: None)
-    monkeypatch.setattr(child, "KILL_WAIT_S", 3.0)
+    monkeypatch.setattr(child, "KILL_WAIT_S", 20.0)
     ended = child.run_command(["sleep", "60"], deadline_s=0.2)
     assert ended.code == -signal.SIGALRM
 

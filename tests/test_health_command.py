@@ -353,7 +353,7 @@ def test_the_nodes_log_gets_one_line_and_is_never_waited_for(tmp_path):
         began = time.monotonic()
         for _ in range(3000):  # until nobody has room for more
             node_log.log_line("x" * 1900, path=path)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     node_log.log_line("nobody listens", path=str(tmp_path / "none"))
 
 

@@ -203,7 +203,8 @@ def test_sources_that_others_could_change_are_not_installed(
     prefix, installer, tmp_path, monkeypatch
 ):
     sources = tmp_path / "checkout" / "ftslurm"
-    shutil.copytree(installer.PACKAGE / "health", sources / "health")
+    unloaded = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(installer.PACKAGE / "health", sources / "health", ignore=unloaded)
     for name in installer.ALONE:
         shutil.copy(installer.PACKAGE / name, sources / name)
     monkeypatch.setattr(installer, "PACKAGE", sources)

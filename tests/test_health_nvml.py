@@ -113,8 +113,8 @@ def test_struct_versions_are_those_of_nvidia_ml_py() -> None:
 def test_a_healthy_node_is_read_whole(model: str, library: str, node: nodes.Node) -> None:
     nodes.Node(node.path, model)
     began = time.monotonic()
-    parts = read_nvml(deadline_s=10, library=library)
-    assert time.monotonic() - began < 5
+    parts = read_nvml(deadline_s=60, library=library)
+    assert time.monotonic() - began < 30
     assert not parts.failures
     assert [gpu.index for gpu in parts.gpus] == list(range(8))
     assert parts.gpus[0].bus == "0000:1b:00"
@@ -349,8 +349,8 @@ def test_a_hanging_driver_costs_its_deadline_and_keeps_what_was_read(
 ) -> None:
     node.set(1, f"{way}:nvmlDeviceGetPowerUsage", 1)
     began = time.monotonic()
-    parts = read_nvml(deadline_s=0.5, library=library)
-    assert time.monotonic() - began < 2.5
+    parts = read_nvml(deadline_s=3, library=library)
+    assert time.monotonic() - began < 20
     (hang,) = [signal for signal in parts.signals if signal.kind == s.DRIVER_HANG]
     assert "nvmlDeviceGetPowerUsage of GPU 1" in hang.text
     assert of(parts, s.POWER_W, 0) and of(parts, s.REMAP_PENDING, 1)

@@ -195,7 +195,7 @@ def test_who_waited_in_vain_takes_what_was_found_within_the_minute(node: ProbedN
     node.look("periodic")
     began = time.monotonic()
     probe = under_way(node, "prolog", "8")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert probe.is_stored and hard(probe) == ["REMAP-FAIL"]
     node.now += 61
     old = under_way(node, "prolog", "8")

@@ -42,7 +42,7 @@ def script(folder: Path, name: str, text: str) -> None:
 def test_a_call_that_hangs_is_cut_off_and_the_node_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(tmp_path, "scontrol", "exec sleep 9")
+    script(tmp_path, "scontrol", "exec sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     began = time.monotonic()
     with StateDir(tmp_path / "state") as state:
@@ -51,7 +51,7 @@ def test_a_call_that_hangs_is_cut_off_and_the_node_left_as_it_is(
     took_s = time.monotonic() - began
     assert (action.word, action.exit_code, action.calls) == ("failed", 0, 1)
     assert "cut off after 0.4 s" in action.sentence
-    assert 0.4 <= took_s < 3.0
+    assert 0.4 <= took_s < 20
 
 
 def test_slurm_prints_what_we_read_whatever_the_environment_asks_for(

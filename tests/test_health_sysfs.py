@@ -143,7 +143,7 @@ def test_a_counter_at_its_end_says_so(root: Path) -> None:
 
 def test_a_port_that_hangs_costs_the_deadline_and_keeps_the_rest(root: Path) -> None:
     os.mkfifo(root / "sys/class/infiniband/mlx5_1/ports/1/counters/local_link_integrity_errors")
-    parts = sysfs.read_sysfs(deadline_s=0.5, root=root)
+    parts = sysfs.read_sysfs(deadline_s=3, root=root)
     assert [failure.source for failure in parts.failures] == ["sysfs"]
     assert "mlx5_1/1" in parts.failures[0].text
     assert of(parts, s.GPU_COUNT_PCI) == [8] and len(of(parts, s.RDMA_STATE)) == 2

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 class Job:
     """run_batch in a process of its own, with one script."""
 
-    def __init__(self, folder, script, *, time_limit="01:00:00", lead_s=0, kill_wait_s=2.0):
+    def __init__(self, folder, script, *, time_limit="01:00:00", lead_s=0, kill_wait_s=10.0):
         self.layout = RunLayout(folder / "run")
         self.layout.submit.mkdir(parents=True)
         spec = RunSpec(cluster=ClusterSpec(time=time_limit, signal_lead_s=lead_s))
@@ -79,7 +79,7 @@ def start(tmp_path):
 
 
 RANKS = (
-    '"$python" -m ftslurm.scheduler.local_ranks --ntasks 2 --output "log-%t" --kill-wait 1 -- '
+    '"$python" -m ftslurm.scheduler.local_ranks --ntasks 2 --output "log-%t" --kill-wait 10 -- '
     '"$python" -c "$rank" &\n'
     'launcher=$!; trap "term=1" TERM; trap "" USR1\n'
     "wait $launcher; rc=$?; while [ $rc -gt 128 ] && kill -0 $launcher 2>/dev/null; do "
@@ -172,7 +172,7 @@ def test_usr1_reaches_the_ranks_and_not_the_shell(start):
 
 
 def test_the_time_limit_warns_the_ranks_and_then_ends_the_job_for_good(start):
-    job = start(LEAVES_ON_TERM + RANKS + "sleep 30", time_limit="00:04", lead_s=2, kill_wait_s=0.5)
+    job = start(LEAVES_ON_TERM + RANKS + "sleep 30", time_limit="00:12", lead_s=4, kill_wait_s=3)
     assert job.wait() != 0
     assert job.state().word == "TIMEOUT"
     assert "got SIGUSR1 SIGTERM" in job.file("log-0").read_text()
@@ -195,7 +195,7 @@ def test_a_rank_that_ignores_term_after_a_bad_exit_is_killed(start):
         'os.environ["SLURM_PROCID"] == "1" and sys.exit(3)\nwhile True: time.sleep(10)\n'
         "'\n"
     )
-    job = start(rank + RANKS + 'echo "$rc" > end')
+    job = start(rank + RANKS.replace("-wait 10", "-wait 1") + 'echo "$rc" > end')
     job.wait()
     assert job.file("end").read_text() == "137\n"
 

@@ -32,8 +32,8 @@ def test_looks_are_waited_for_less_where_a_rank_itself_has_told_the_cause(
 ):
     kind, said = ("KeyError", "no such key") if is_told else ("RuntimeError", "NCCL error")
     rank_error(begin(layout), 3, 5.0, said, kind=kind, node="n2")
-    monkeypatch.setattr(ask_nodes, "SHORT_S", 0.3)
-    monkeypatch.setattr(ask_nodes, "LOOK_S", 3.0)
+    monkeypatch.setattr(ask_nodes, "SHORT_S", 1.0)
+    monkeypatch.setattr(ask_nodes, "LOOK_S", 6.0)
     looks = []
 
     def begun(scheduler, layout, record, attempt, nodes):
@@ -44,11 +44,11 @@ def test_looks_are_waited_for_less_where_a_rank_itself_has_told_the_cause(
 
     monkeypatch.setattr("ftslurm.diagnosis.clues.begin_looks", begun)
     began = time.monotonic()
-    finding, _ = find(layout, 1, scheduler=FakeScheduler(), rc=1, deadline_s=5.0)
+    finding, _ = find(layout, 1, scheduler=FakeScheduler(), rc=1, deadline_s=12.0)
     took_s = time.monotonic() - began
-    assert (took_s < 2.5) == is_told, took_s
+    assert (took_s < 5) == is_told, took_s
     assert (finding.cause == "code") == is_told
-    looks[0]._thread.join(1.0)
+    looks[0]._thread.join(20.0)
     assert (tmp_path / "told").exists(), "the step is left running"
 
 
@@ -62,7 +62,7 @@ def test_a_look_that_is_cut_short_still_tells_of_memory_that_does_not_come_back(
     argv = ["sh", "-c", f"sleep 1.5; mv {tmp_path}/late {tmp_path}/n2.json"]
     began = time.monotonic()
     words, _ = Looks(["n1", "n2"], tmp_path, argv, FakeScheduler()).wait(is_short=True)
-    assert 1.5 <= time.monotonic() - began < 9
+    assert 1.5 <= time.monotonic() - began < 30
     assert [report.node for _, report in words] == ["n1", "n2"]
     assert read_json(tmp_path / "n2.json")["held"]
 

@@ -161,14 +161,14 @@ def test_always_also_looks_at_nodes_whose_straggler_was_evicted(layout, nodes):
 def test_a_node_that_does_not_answer_costs_a_bound_and_is_not_taken_for_sick(
     layout, nodes, monkeypatch
 ):
-    monkeypatch.setattr(ask_nodes, "LOOK_S", 0.8)
+    monkeypatch.setattr(ask_nodes, "LOOK_S", 6.0)
     monkeypatch.setattr(ask_nodes, "TERM_S", 0.3)
     begin(layout)
     say(nodes, report("n1"))
     (nodes / "n2.hang").touch()
     begun = time.monotonic()
     decision = decide(layout, Slurm())
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 40
     assert (decision.action, decision.exclude) == ("restart", ())
     (srun,) = asked(nodes)
     assert not Path(f"/proc/{srun['pid']}").exists(), "the step was left behind"
@@ -315,7 +315,7 @@ def test_eight_healthy_gpus_a_node_cost_little_beside_the_gathering(layout, node
     with capsys.disabled():
         print(f"\na failed attempt decided in {with_s:.2f} s with the looks, {without_s:.2f} s "
               f"without; a look took {own['wall_s']:.2f} s")  # fmt: skip
-    assert with_s - without_s < 10, "two looks on a loaded machine of two cores"
+    assert with_s - without_s < 20, "two looks on a loaded machine of two cores"
 
 
 def test_a_dead_nvlink_is_seen_by_a_look_that_has_no_root_and_no_memory(

@@ -81,7 +81,7 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_the_others_took(layout):
     said = [*all_say("here"), *all_say("doing", part=GEMM), *all_say("end")[:2]]
     began = time.monotonic()
     assert preflight(layout, 1, saying(*said, then="sleep 60")) == PREFLIGHT_NAMED
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     assert found(layout)["bad"] == {"n3": "it stopped answering in multiplying matrices"}
 
 
@@ -114,14 +114,15 @@ UNENDING = "trap '' TERM; sleep 60 & wait; wait"
 
 @pytest.mark.parametrize("ended, rc", [([], RANK_STOPPED), (all_say("end"), 0)])
 def test_a_step_that_does_not_end_by_term_is_killed_and_no_rank_meets_what_is_left_of_it(
-    layout, capfd, ended, rc
+    layout, capfd, monkeypatch, ended, rc
 ):
+    monkeypatch.setattr(module, "LAST_S", 60.0)
     step = saying(*all_say("here"), trials(1.0, 1.0, 1.0), *ended, then=UNENDING)
     began = time.monotonic()
-    assert preflight(layout, 1, step, deadline_s=0.4) == rc
-    assert time.monotonic() - began < 10
+    assert preflight(layout, 1, step, deadline_s=3) == rc
+    assert time.monotonic() - began < 40
     said = capfd.readouterr().err
-    assert "cut off after 0 s" in said
+    assert "cut off after 3 s" in said
     assert ("no rank is started" in said) == bool(rc)
     # Nobody has asked the job to leave: it is a failure, and counts.
     assert read_outcome(layout.attempt(1)) is None
@@ -203,7 +204,7 @@ def test_it_leaves_when_it_is_told_itself(layout):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == RANK_STOPPED
+    assert process.wait(30) == RANK_STOPPED
 
 
 def test_only_whole_lines_of_its_own_are_heard():

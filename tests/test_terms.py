@@ -63,12 +63,3 @@ def test_a_busy_slurmctld_is_waited_for_where_one_that_is_away_is_not():
     away = Slurm(CommandHangs("no answer for 10 s"), is_away=True)
     assert SlurmScheduler(away).terms(JOB) == Terms()
     assert away.asked == [("squeue", 10.0), ("scontrol", 10.0)]
-
-
-def test_a_task_of_an_array_is_asked_for_without_the_whole_array():
-    slurm = Slurm(NO_LIMIT)
-    array = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"}
-    SlurmScheduler(slurm).terms({"SLURM_JOB_ID": "71", **array})
-    assert "--jobs=71" in slurm.argv
-    SlurmScheduler(slurm).terms({"SLURM_JOB_ID": "70", **array})
-    assert "--jobs=70_2" in slurm.argv, "70 is the whole array's"
