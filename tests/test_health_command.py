@@ -130,7 +130,7 @@ def test_what_a_user_has_named_reaches_no_terminal_as_it_is(node, health):
     code, said, _ = health("probe", "--explain")
     assert "XID13" in said and "\x1b" not in said and "\x07" not in said
     assert "py?]0;owned?thon" in said
-    assert code == 1
+    assert code == 1, said
 
 
 # in Slurm's contexts

@@ -29,7 +29,9 @@ DRIVER = "driver"
 _LEAST_S = 0.2
 _KILL_S = TERM_WAIT_S + KILL_WAIT_S
 _LOG_S = 2.0
-_SYSFS_S, _SYSFS_SHORT_S = 2.0, 0.5
+_SYSFS_S = 2.0
+_SYSFS_SHARE = 0.25
+"""Of a look's time; half a second was too little beside ranks that keep all CPUs busy."""
 _NVML_S, _NVML_SHORT_S = 10.0, 2.5
 _NVML_SHARE = 0.3
 """Of a look's time, so that one that hangs can be looked at again, in all that is left then."""
@@ -142,7 +144,7 @@ def _ask_sysfs(
     """Takes what it says; gives the buses of the GPUs that PCI has."""
     if not scope.asks(sysfs.SOURCE):
         return []
-    deadline_s = budget.share(_SYSFS_SHORT_S if budget.is_short else _SYSFS_S)
+    deadline_s = budget.share(min(_SYSFS_S, _SYSFS_SHARE * budget.whole_s))
     if sysfs.SOURCE in found.abandoned:
         found.failures.append(
             Failure(sysfs.SOURCE, "not asked: a look of before still hangs in it")
