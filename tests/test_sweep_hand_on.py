@@ -83,14 +83,20 @@ def test_where_nothing_is_shared_slurm_is_not_asked(tmp_path, queue, parallelism
     assert queue.calls[before:] == []
 
 
-def test_two_that_end_at_once_hand_on_both_their_places(tmp_path, queue):
-    """Each still sees the job of the other."""
+def two_left_of_the_first_array(tmp_path, queue):
+    """Tasks 8 and 10 run, of two arrays of six with two places each."""
     layout = make_sweep(tmp_path, 12, parallelism=4, groups=2)
     queue_left(layout)
     for number in (0, 2, 4, 6):
         finish(layout, number)
         queue.put([f"100_{number}"], "COMPLETED")
     queue.start()
+    return layout
+
+
+def test_two_that_end_at_once_hand_on_both_their_places(tmp_path, queue):
+    """Each still sees the job of the other."""
+    layout = two_left_of_the_first_array(tmp_path, queue)
     for number in (8, 10):
         finish(layout, number)
     hand_on(layout.task(8))
@@ -101,12 +107,7 @@ def test_two_that_end_at_once_hand_on_both_their_places(tmp_path, queue):
 
 def test_two_that_fail_at_once_do_not_count_each_other(tmp_path, queue):
     """Their jobs are there for as long as an epilog takes."""
-    layout = make_sweep(tmp_path, 12, parallelism=4, groups=2)
-    queue_left(layout)
-    for number in (0, 2, 4, 6):
-        finish(layout, number)
-        queue.put([f"100_{number}"], "COMPLETED")
-    queue.start()
+    layout = two_left_of_the_first_array(tmp_path, queue)
     for number in (8, 10):
         decide(train(layout, number, job_id=f"100_{number}"), "stop", "rank 1 raised")
     hand_on(layout.task(8))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
-from ftslurm.run.deadline import ENDING, MARGIN_S, MOST_S, PREEMPTED, TIME_LIMIT, kill_s
+from ftslurm.run.deadline import APART_S, ENDING, MARGIN_S, MOST_S, PREEMPTED, TIME_LIMIT, kill_s
 from ftslurm.scheduler.job_end import JobEnd
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ FAR_S = 370.0
 early (sbatch(1)), and munge refuses clocks that are 300 s apart."""
 AGAIN_S = 5.0
 """So much later the same signal may mean something else, as TERM in a grace that of a cancel."""
-APART_S = 1.0
-"""Less is no nearer deadline."""
 
 
 def left_s(

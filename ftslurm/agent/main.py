@@ -11,7 +11,6 @@ import contextlib
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +45,7 @@ from ftslurm.errors import EXIT_FAILED, EXIT_OK, FormatError, FtslurmError, RunE
 from ftslurm.files import is_listed, read_json, write_json
 from ftslurm.run.attempts import claimed_numbers, read_attempt
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.rank import STOP_SIGNALS
+from ftslurm.run.rank import STOP_SIGNALS, node_name
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.trust import require_own
 from ftslurm.scheduler import open_scheduler
@@ -118,7 +117,7 @@ def main(argv: Optional[list[str]] = None) -> int:
         agent = _who(layout, os.environ)
         lead(agent) if agent.leads else follow(agent)
     except (FtslurmError, OSError) as error:
-        print(f"ftslurm: agent on {_own_name(os.environ)}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"ftslurm: agent on {node_name()}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     return EXIT_OK
 
@@ -258,7 +257,7 @@ def _who(layout: RunLayout, environ: Mapping[str, str]) -> Agent:
     record = read_record(layout)
     scheduler = open_scheduler(record.scheduler, run_dir=layout.root)
     nodes = scheduler.nodes(environ)
-    node = _own_name(environ)
+    node = node_name(environ)
     if node not in nodes:
         raise RunError(
             f"node `{node}` is not among the job's ({', '.join(nodes[:8])}); agents are started by "
@@ -266,10 +265,6 @@ def _who(layout: RunLayout, environ: Mapping[str, str]) -> Agent:
         )
     job_id = scheduler.own_job_id(environ)
     return Agent(layout, record, scheduler, job_id, node, nodes, environ)
-
-
-def _own_name(environ: Mapping[str, str]) -> str:
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _publish(agent: Agent, port: int, key: bytes) -> None:

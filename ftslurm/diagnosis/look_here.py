@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from ftslurm.health.report import report_of, report_record
 from ftslurm.health.signals import DRIVER_HANG
 from ftslurm.run.attempts import numbers, read_attempt
 from ftslurm.run.layout import RunLayout
+from ftslurm.run.rank import node_name
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import RunSpec
 from ftslurm.run.trust import require_own
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def look_here(layout: RunLayout, number: int, environ: Mapping[str, str]) -> None:
-    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = node_name(environ)
     spec = read_record(layout).spec
     settings = spec.health
     heard_at = heard_before(layout, number, node)

@@ -13,7 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ftslurm.node.interface import ipv4_of, node_name
+from ftslurm.node.interface import ipv4_of
+from ftslurm.run.rank import node_name
 
 # x86-64 psABI, 3.1.1: micro-architecture levels, by the words of /proc/cpuinfo.
 _LEVELS = (

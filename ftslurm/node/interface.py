@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from ftslurm.errors import RunError
+from ftslurm.run.rank import node_name
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,14}")
 """15 characters at most (IFNAMSIZ less the zero)."""
@@ -58,7 +59,3 @@ def _ipv6(interface: str, table: Path) -> Optional[str]:
         if name == interface and not address.is_link_local:
             return str(address)
     return None
-
-
-def node_name() -> str:
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -30,7 +30,6 @@ from types import FrameType
 from typing import Any, Optional
 
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, UsageError, warn
-from ftslurm.node.interface import node_name
 from ftslurm.node.standby_link import (
     ANSWER_S,
     STANDARD_STREAMS,
@@ -42,7 +41,7 @@ from ftslurm.node.standby_link import (
     send,
 )
 from ftslurm.parent import die_with_parent
-from ftslurm.run.rank import STOP_SIGNALS, stop_flag
+from ftslurm.run.rank import STOP_SIGNALS, node_name, stop_flag
 
 _BIND_PATIENCE_S = 10.0
 """A requeued job may meet the standby of its former start, which is about to end."""

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
@@ -39,7 +38,7 @@ from ftslurm.run.sweep_layout import SweepLayout, find_sweep
 from ftslurm.run.sweep_lock import queueing
 from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
-from ftslurm.scheduler.again import place_at_submit, submit_again
+from ftslurm.scheduler.again import named_by_script, place_at_submit, submit_again
 from ftslurm.scheduler.hostlist import expand
 from ftslurm.scheduler.lost_arrays import find_lost, still_open
 from ftslurm.sweep.queue import queue_alone
@@ -87,8 +86,9 @@ def _resume_sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
         raise UsageError("--readmit is of one run; name the task that keeps the node off")
     # By the names on record: those of sweep.task() go with the folder's.
     tasks = (RunLayout(sweep.root / task.run_id) for task in read_tasks(sweep))
-    for task in itertools.islice((task for task in tasks if task.script.exists()), 1):
-        place_at_submit(task)
+    first = next((task for task in tasks if task.script.exists()), None)
+    if first is not None:
+        place_at_submit(first)
     return finish_sweep(resume_sweep(sweep), sweep, as_json=options.json)
 
 
@@ -233,7 +233,7 @@ def _hasten(run: OpenRun, job_id: str, sleep: Callable[[float], None]) -> None:
 
 def _again(run: OpenRun, withdrawn: str) -> Answer:
     # One that nobody has written down: the answer to its submission was lost.
-    for queued in run.scheduler.waiting(place_at_submit(run.layout).script):
+    for queued in run.scheduler.waiting(named_by_script(run.layout).script):
         return Answer(
             "waiting", f"job {queued.job_id} is queued already{withdrawn}", True, queued.job_id
         )

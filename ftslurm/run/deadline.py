@@ -22,6 +22,9 @@ MARGIN_S = 5.0
 LONG_PAST_S = 600.0
 """A rank learns late of its signal where its thread is in a library: minutes, while it compiles."""
 
+APART_S = 1.0
+"""Less is no nearer deadline: nodes are told of one a little apart."""
+
 LEAST_S = 1.0
 MOST_S = 3600.0
 """For a save that nothing hurries, as at a person's signal; past this the file system counts as

@@ -26,6 +26,11 @@ from ftslurm.run.secret import without_secrets
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Slurm's name for this node; outside of a job its own."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 @dataclass(frozen=True)
 class RankEnvironment:
     """Who a rank is. The batch loop exports FTSLURM_* and MASTER_*, srun adds SLURM_*."""
@@ -57,7 +62,7 @@ class RankEnvironment:
                 world_size=world_size,
                 local_rank=int(environ["SLURM_LOCALID"]),
                 local_world_size=local_world_size,
-                node=environ.get("SLURMD_NODENAME") or socket.gethostname(),
+                node=node_name(environ),
                 node_rank=int(environ.get("SLURM_NODEID") or rank // local_world_size),
                 master_addr=environ["MASTER_ADDR"],
                 master_port=int(environ["MASTER_PORT"]),

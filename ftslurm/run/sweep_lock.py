@@ -68,7 +68,7 @@ def waiting_in_line(layout: SweepLayout) -> Iterator[bool]:
     whoever is in line looks later than now. Where there are no locks all are."""
     with layout.line.open("w") as stream:
         error = _refusal(stream.fileno())
-        yield error is None or error.errno not in (errno.EACCES, errno.EAGAIN)
+        yield error is None or not _is_of_another(error)
 
 
 def _is_taken(fd: int) -> bool:
@@ -76,10 +76,15 @@ def _is_taken(fd: int) -> bool:
     error = _refusal(fd)
     if error is None:
         return True
-    if error.errno in (errno.EACCES, errno.EAGAIN):
+    if _is_of_another(error):
         return False
     warn(f"this file system has no locks ({error}); see that nobody else queues this sweep's tasks")
     return True
+
+
+def _is_of_another(error: OSError) -> bool:
+    """Who has the lock; else there are no locks here."""
+    return error.errno in (errno.EACCES, errno.EAGAIN)
 
 
 def _refusal(fd: int) -> Optional[OSError]:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from ftslurm.run.deadline import (
     AGENTS,
+    APART_S,
     ENDING,
     LEAST_S,
     MARGIN_S,
@@ -39,9 +40,8 @@ ANSWER_S = 1.0
 LATE_S = 2.0
 """How much later than the deadline ranks are waited for, as by a save (checkpointer.py)."""
 _LOOK_S = 0.02
-_APART_S = 1.0
-"""How long ranks that have just met are waited for; less is no nearer deadline, but nodes that were
-told of one a little apart."""
+_MET_S = 1.0
+"""How long ranks that have just met are waited for."""
 _ORDER = "order"
 _BY_SLURM = (PREEMPTED, TIME_LIMIT, ENDING)
 _BY = (*_BY_SLURM, AGENTS)
@@ -95,7 +95,7 @@ class Leeway:
             return True
         if self._best.by != SUBMIT or not are_all_here:
             return False
-        left_ms = self._agree(0.0, patience_s=_APART_S) or 0
+        left_ms = self._agree(0.0, patience_s=_MET_S) or 0
         return left_ms > 1000 * LEAST_S and self._save(save, on_event)
 
     def _save(
@@ -116,7 +116,7 @@ class Leeway:
         told = self._read() if self._is_told else None
         if told is not None and told.by in _BY_SLURM:
             until = max(told.until, least)
-            if until < self._until - _APART_S:
+            if until < self._until - APART_S:
                 self._until = until
                 left_s = round(until - self._clock(), 3)
                 on_event("deadline", {"left_s": left_s, "by": told.by})
