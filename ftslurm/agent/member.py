@@ -21,6 +21,8 @@ LOOK_S = 0.5
 REPORT_S = 1.0
 PARENT_SILENT_S = 3.0
 """Less than the leader gives a node behind an inner member (silence.SILENCE_S + BEHIND_S)."""
+PART_S = 0.5
+"""An agent that leaves at the leader's order has passed it on by then."""
 
 Place = tuple[str, str, int]
 """Node, host, port of an agent."""
@@ -183,6 +185,9 @@ class Member:
 
     def _obey(self, order: Message) -> None:
         what = order["do"]
+        if what == "part":
+            self._loop.later(PART_S, self._loop.stop)
+            return
         if what == "begin":
             self.attempt = int(order["attempt"])
             self._watch.begin(self.attempt)
