@@ -45,7 +45,7 @@ test: setup packages lint ## lint, types and all tests; with a real Slurm cluste
 # Whole runs and real ranks. Torch comes last: the tests of train/ load it here, after which what a
 # thread forks may crash before its exec.
 RUNS := $(wildcard tests/test_*_chain.py tests/test_hydra_*.py) $(addprefix tests/test_, \
-	agent_processes.py agent_scale.py disk_conditions.py fence_leftover.py local.py \
+	agent_processes.py agent_scale.py agent_unheard.py disk_conditions.py fence_leftover.py local.py \
 	local_failures.py local_placement.py metrics_agent.py program_beat.py program_rank.py readme.py \
 	same_code.py standby_streams.py storage_faults.py submit_command.py sweep_command.py) \
 	tests/train

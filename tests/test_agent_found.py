@@ -119,7 +119,7 @@ def test_term_first_and_kill_for_who_stays(start, tmp_path):
     os.waitpid(stopped.pid, os.WUNTRACED)
     wait_for((tmp_path / "deaf").exists)
     assert not end(lambda: ranks_of(RUN, NODE, 3, []), grace_s=2.0)
-    codes = [process.wait(20) for process in (polite, stays, stopped)]
+    codes = [process.wait(60) for process in (polite, stays, stopped)]
     assert codes == [-signal.SIGTERM, -signal.SIGKILL, -signal.SIGKILL]
 
 
@@ -140,7 +140,7 @@ def test_what_does_not_end_is_told():
     assert clock[0] < 15
 
 
-def wait_for(look, timeout_s=30):
+def wait_for(look, timeout_s=90):
     deadline = time.monotonic() + timeout_s
     while True:
         found = look()

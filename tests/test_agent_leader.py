@@ -15,16 +15,13 @@ from fakes.crowd import KEY, Healthy, node_name
 
 from ftslurm.agent import aside, succession
 from ftslurm.agent.aside import Aside, down_nodes
-from ftslurm.agent.ask import address_file, key_file
 from ftslurm.agent.duty import Duty, Watch
 from ftslurm.agent.inquiry import answer
 from ftslurm.agent.leader import Leader
-from ftslurm.agent.main import Agent, _await_leader, _take_up, allow_many_files, main
+from ftslurm.agent.main import Agent, _take_up, allow_many_files, main
 from ftslurm.agent.report import GONE, LIVE, LOST, AgentFinding, NodeReport, to_row
 from ftslurm.agent.silence import NOTHING, REFUSES
 from ftslurm.agent.succession import Succession
-from ftslurm.errors import RunError
-from ftslurm.files import write_json
 from ftslurm.run.heartbeat import beats_folder
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import RecoverySpec
@@ -183,6 +180,22 @@ def test_an_answer_of_slurm_from_before_this_silence_is_no_answer(make):
     assert seat.state == LOST
 
 
+@pytest.mark.parametrize(("away_ago_s", "state"), [(2.0, LIVE), (6.0, LOST)])
+def test_a_leader_that_stood_still_gives_its_only_peer_the_time_to_be_heard_again(
+    make, away_ago_s, state
+):
+    """Not all that it has to be silent: a leader may stand still again and again."""
+    leader = make(2)
+    leader.begin_attempt(1, [N0, N1], 1)
+    seat, now = leader.roll.seats[N1], time.monotonic()
+    seat.seen_at, seat.asked_at, seat.sightings = now - 20.0, now, {N0: NOTHING}
+    leader.roll.was_away()
+    leader.roll._fair_from -= away_ago_s
+    for _ in range(2):  # slurmctld is asked, and has answered
+        leader._judge_nodes()
+    assert seat.state == state
+
+
 @pytest.mark.parametrize(("down", "lost"), [({N2, N3}, [N2, N3]), (set(), []), (None, [])])
 def test_most_members_lost_at_once_are_lost_where_slurm_says_so(make, down, lost):
     leader = make(down=lambda nodes: None if down is None else frozenset(down))
@@ -308,19 +321,6 @@ def test_who_is_asked_by_many_threads_at_once(monkeypatch, tmp_path):
     )  # fmt: skip
     places = {node_name(i): ("h", 1) for i in range(200)}
     assert one._ask(places) == dict.fromkeys(places, True)
-
-
-def test_agents_that_are_started_again_do_not_follow_the_leader_before_them(tmp_path, monkeypatch):
-    layout = RunLayout(tmp_path)
-    layout.submit.mkdir()
-    key_file(layout, "7").write_text("00" * 32)
-    record = {"leader": N0, "host": "h", "port": 1, "restart_count": 0, "step_id": "0"}
-    write_json(address_file(layout, "7"), {"schema_version": 1, **record})
-    monkeypatch.setattr("ftslurm.agent.main.LEADER_WITHIN_S", 0.1)
-    agent = Agent(layout, None, None, "7", N1, [N0, N1], {"SLURM_STEP_ID": "0"})
-    assert _await_leader(agent).port == 1
-    with pytest.raises(RunError, match="has not begun"):
-        _await_leader(dataclasses.replace(agent, environ={"SLURM_STEP_ID": "9"}))
 
 
 # What is left in a node's memory.

@@ -19,11 +19,14 @@ from fakes.agents import JOB, Job, is_gone
 from fakes.nvml import nodes
 
 from ftslurm.agent.ask import key_file
+from ftslurm.diagnosis.gpu_memory import WITHIN_S
 from ftslurm.files import read_json
 from ftslurm.run.node_memory import read_node_events
 
 SIDE_BY_SIDE = 7
 IDLE_S = 10
+HANGS = {"hang_floor_s": 8.0}
+"""Longer than this machine itself may stand still."""
 SCENARIOS = []
 
 
@@ -48,7 +51,7 @@ def agents_find_their_leader_and_answer_for_the_batch_script(tmp_path):
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
                 process.send_signal(number)
         assert stat.S_IMODE(key_file(job.layout, JOB).stat().st_mode) == 0o600
-        time.sleep(2)  # a member looks twice a second and reports once
+        job.wait(lambda: len(job.agents_json(attempt).get("ranks", ())) == 3, "all are seen")
         launcher = job.start_launcher(attempt)
         assert job.ask("end", attempt=attempt, why="a test") == {"t": "answer", "ended": True}
         assert all(is_gone(rank) for rank in job.ranks.values()) and is_gone(launcher)
@@ -83,7 +86,10 @@ def a_rank_that_ignores_term_is_killed_and_one_of_an_older_attempt_is_a_leftover
         assert len(job.beating(second)) == 2
         assert job.ask("ended", attempt=second, rc=1)["durable"]
         kept = job.layout.attempt(second).root / "evidence" / "nodes"
-        assert len(list(kept.iterdir())) == 2, "each node's own account of an ordinary failure"
+        told = {path.stem for path in kept.iterdir()}
+        late = {event["node"] for event in job.events(second, "no_evidence")}
+        assert told, "a node's own account of an ordinary failure"
+        assert told | late == set(job.nodes), "the next attempt waits for none that takes long"
 
 
 @scenario
@@ -96,9 +102,10 @@ def a_silent_node_is_confirmed_by_another_before_the_ranks_are_ended(tmp_path):
         job.stop(job.nodes[2])
         job.wait(lambda: job.events(attempt, "ended"), "the attempt is ended")
         took_s = time.time() - cut_at
-        print(f"ranks and srun gone {took_s:.1f} s after the cut")
-        assert took_s < 15
         (finding,) = job.findings(attempt)
+        found_s = finding["at"] - finding["since"]
+        print(f"found {found_s:.1f} s after its last word, all gone {took_s:.1f} s after the cut")
+        assert found_s < 60, "by its silence, not by its ranks' time limits"
         assert (finding["kind"], finding["nodes"], finding["acted"]) == (
             "node_lost",
             ["127.0.0.3"],
@@ -112,7 +119,8 @@ def a_silent_node_is_confirmed_by_another_before_the_ranks_are_ended(tmp_path):
         # It comes back: what is left of the attempt there is ended too.
         job.processes[job.nodes[2]].send_signal(signal.SIGCONT)
         job.wait(lambda: is_gone(job.ranks[2]), "the leftover is ended")
-        assert job.are_all_live() and job.events(attempt, "node_back")
+        job.wait(job.are_all_live, "it is taken back")
+        job.wait(lambda: job.events(attempt, "node_back"), "that is on record")
 
 
 @scenario
@@ -158,7 +166,9 @@ def a_leader_that_loses_most_at_once_blames_itself_and_ends_nothing(tmp_path):
 def the_survivors_of_the_batch_node_give_the_run_its_next_job_once(tmp_path):
     with Job(tmp_path, nodes=3) as job:
         attempt = job.claim()
-        time.sleep(5.5)  # members learn of each other every 5 s
+        begun_at = time.time()
+        # Members learn of each other every 5 s; the leader writes its status every 10.
+        job.wait(lambda: job.agents_json(attempt).get("at", 0.0) > begun_at + 5, "they know")
         lost_at = time.time()
         job.stop(job.nodes[0])
         job.wait(lambda: job.calls("scancel"), "the old job is cancelled")
@@ -187,7 +197,7 @@ def survivors_who_cannot_reach_slurm_take_themselves_for_cut_off(tmp_path):
 
 @scenario
 def when_only_the_leaders_agent_dies_all_leave_and_the_next_ones_go_on_watching(tmp_path):
-    with Job(tmp_path, nodes=3, recovery={"hang_floor_s": 2.0}) as job:
+    with Job(tmp_path, nodes=3, recovery=HANGS) as job:
         attempt = job.claim(nodes=job.nodes[:2])
         job.start_ranks(attempt, nodes=job.nodes[:2])
         job.stop(job.nodes[2])
@@ -265,7 +275,7 @@ def a_node_is_clean_once_the_memory_of_its_gpus_is_back(tmp_path):
         state.set(1, "memory", 70 * GIB).set(1, "processes", f"{rank}:{70 * GIB}")
         began = time.monotonic()
         answer = job.ask("clear", attempt=attempt)
-        assert 3.5 < time.monotonic() - began < 20
+        assert time.monotonic() - began >= WITHIN_S, "it is given its time"
         (told,) = answer["held"]["127.0.0.1"].values()
         assert told == f"70.0 GiB are taken by process {rank} (has ended) of an earlier attempt"
         assert not answer["clear"]
@@ -298,7 +308,7 @@ def agents_tell_what_kind_of_node_theirs_is_and_it_is_known_when_the_node_is_los
 
 @scenario
 def ranks_that_hang_leave_their_stacks_before_they_are_ended(tmp_path):
-    with Job(tmp_path, nodes=2, recovery={"hang_floor_s": 2.0}) as job:
+    with Job(tmp_path, nodes=2, recovery=HANGS) as job:
         attempt = job.claim()
         job.start_ranks(attempt, "still")
         launcher = job.start_launcher(attempt)

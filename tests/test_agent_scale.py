@@ -109,7 +109,7 @@ def make_member(loop, number, port):
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_members_report_through_inner_ones_and_past_one_that_dies(tmp_path):
     leader, port = make_leader(tmp_path, 70, ranks=2)
     inner = sorted(set(parents(leader.nodes).values()))

@@ -124,17 +124,17 @@ def port(loop):
 
 def test_the_loop_answers_who_has_the_key_and_drops_who_has_not(port):
     big = {"text": "x" * 3_000_000}
-    assert exchange("127.0.0.1", port, KEY, {"n": 1}, 5) == {"echo": {"n": 1}}
+    assert exchange("127.0.0.1", port, KEY, {"n": 1}, 60) == {"echo": {"n": 1}}
     with pytest.raises((OSError, WireError)):
-        exchange("127.0.0.1", port, b"o" * 32, {"n": 1}, 5)
+        exchange("127.0.0.1", port, b"o" * 32, {"n": 1}, 60)
     with pytest.raises((OSError, WireError)):
-        exchange("127.0.0.1", port, KEY, big, 5)  # a first word of this size is no agent's
+        exchange("127.0.0.1", port, KEY, big, 60)  # a first word of this size is no agent's
     with socket.create_connection(("127.0.0.1", port)) as scanner:
         scanner.sendall(b"GET / HTTP/1.1\r\nHost: agents\r\n\r\n")
-        scanner.settimeout(5)
+        scanner.settimeout(60)
         while scanner.recv(4096):
             pass
-    assert exchange("127.0.0.1", port, KEY, {"n": 2}, 5) == {"echo": {"n": 2}}
+    assert exchange("127.0.0.1", port, KEY, {"n": 2}, 60) == {"echo": {"n": 2}}
 
 
 def test_an_answer_that_does_not_come_is_a_timeout():
@@ -154,7 +154,7 @@ def test_work_that_fails_is_answered_too(loop, capsys):
 
     for _ in range(2):
         loop.in_thread(fail, done, otherwise=7)
-        assert has_come.acquire(timeout=20)
+        assert has_come.acquire(timeout=60)
     assert answers == [7, 7]
     assert capsys.readouterr().err.count("RuntimeError: a mistake") == 1
 
@@ -166,14 +166,14 @@ def test_work_for_which_there_is_no_thread_is_answered_too(loop, monkeypatch):
     answers, has_come = [], threading.Event()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     loop.in_thread(time.time, lambda answer: (answers.append(answer), has_come.set()), otherwise=7)
-    assert has_come.wait(20) and answers == [7]
+    assert has_come.wait(60) and answers == [7]
 
 
 def test_the_pen_goes_on_after_what_it_cannot_write(tmp_path, capsys):
     ledger, is_durable = Ledger(), threading.Event()
     ledger.event(RunLayout(tmp_path).attempt(1), {"not": object()})
     ledger.flush(RunLayout(tmp_path).attempt(1), is_durable.set)
-    assert is_durable.wait(20)
+    assert is_durable.wait(60)
     assert "not on record: TypeError" in capsys.readouterr().err
 
 
@@ -188,7 +188,7 @@ def test_a_listener_that_has_no_room_waits_and_goes_on(monkeypatch, capsys, port
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     began = time.monotonic()
-    assert exchange("127.0.0.1", port, KEY, {"n": 1}, 20) == {"echo": {"n": 1}}
+    assert exchange("127.0.0.1", port, KEY, {"n": 1}, 60) == {"echo": {"n": 1}}
     assert tries[1] - began > 0.5, "what waits is not tried over and over"
     assert "Too many open files" in capsys.readouterr().err
 
@@ -224,4 +224,4 @@ def test_a_member_whose_connection_closes_at_once_connects_again(monkeypatch, lo
         lost=lambda silent_s: None,
     )
     loop.from_thread(member.begin)
-    assert hellos.acquire(timeout=30) and closed
+    assert hellos.acquire(timeout=60) and closed

@@ -20,7 +20,7 @@ from ftslurm.errors import RANK_STOPPED
 if TYPE_CHECKING:
     from ftslurm.agent.leader import Leader
 
-CLEAR_S = 14.0
+CLEAR_S = 17.0
 """A process that takes its time to go, and then its memory."""
 AS_ASKED = (0, RANK_STOPPED, 128 + signal.SIGTERM)
 """Exit codes of the ranks' launcher behind which no fault of a node is looked for."""

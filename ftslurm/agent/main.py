@@ -1,7 +1,8 @@
 """`python -m ftslurm.agent RUN`: lead or follow, by this node's place in the job.
 
-Ends when Slurm kills the step, and where nobody leads any more. TERM, USR1 and USR2 are for the
-ranks: an agent outlives the grace time beside them, and the leader asks how much of it there is.
+Ends when Slurm kills the step, with a job that has to end, and where nobody leads any more. TERM,
+USR1 and USR2 are for the ranks: an agent outlives the grace time beside them, and the leader asks
+how much of it there is.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ftslurm.agent.metrics_child import LOOK_S as METRICS_LOOK_S
 from ftslurm.agent.metrics_child import MetricsChild
 from ftslurm.agent.node_kind import LOOK_S as KIND_LOOK_S
 from ftslurm.agent.node_kind import Inquirer, OwnKind
+from ftslurm.agent.parting import Parting
 from ftslurm.agent.report import AgentFinding, findings_in
 from ftslurm.errors import EXIT_FAILED, EXIT_OK, FormatError, FtslurmError, RunError
 from ftslurm.files import is_listed, read_json, write_json
@@ -133,22 +135,30 @@ def outlive_signals(heard: Callable[[int], None] = lambda number: None) -> None:
 
 
 def listen_for_signals(agent: Agent, leader: Leader) -> None:
-    """The ranks of this job have got one as well. A deadline of one's own is not asked for."""
-    record, loop = agent.record, leader.loop
+    """The ranks of this job have got one as well."""
+    parting, asking = Parting(leader), _asking(agent, leader)
+
+    def heard(number: int) -> None:
+        at = time.monotonic()
+        if asking is not None:
+            leader.loop.from_thread(lambda: asking.signalled(number, at))
+        if number == signal.SIGTERM:
+            leader.loop.from_thread(parting.term_came)
+
+    outlive_signals(heard)
+
+
+def _asking(agent: Agent, leader: Leader) -> Optional[AskForDeadline]:
+    """None: the run has a deadline of its own."""
+    record = agent.record
     if record.site is None or record.spec.checkpoint.emergency_deadline_s is not None:
-        return
-    asking = AskForDeadline(
+        return None
+    return AskForDeadline(
         leader,
         lambda: read_job_end(agent.environ),
         kill_wait_s=float(record.site["kill_wait_s"]),
         lead_s=float(record.spec.cluster.signal_lead_s),
     )
-
-    def heard(number: int) -> None:
-        at = time.monotonic()
-        loop.from_thread(lambda: asking.signalled(number, at))
-
-    outlive_signals(heard)
 
 
 def allow_many_files() -> None:
@@ -226,6 +236,8 @@ def follow(agent: Agent) -> None:
     from ftslurm.agent.succession import Succession
 
     address = _await_leader(agent)
+    if address is None:
+        return
     place = (address.node, address.host, address.port)
     loop = Loop(address.key)
     duty = Duty(agent.layout.root, agent.node, address.key, agent.environ, agent.gpus, agent.kind)
@@ -320,20 +332,34 @@ def _step_id(environ: Mapping[str, str]) -> str:
     return environ.get("SLURM_STEP_ID", "")
 
 
-def _await_leader(agent: Agent) -> Address:
-    """Looked for with growing pauses, when this agent begins and never again. That of an earlier
-    start of the agents has died with it, or stays deaf to this one."""
-    own = (restart_count(agent.environ), _step_id(agent.environ))
+def _await_leader(agent: Agent) -> Optional[Address]:
+    """Looked for with growing pauses, when this agent begins and never again. None: its node is
+    lost, and the run has its next job."""
     deadline = time.monotonic() + LEADER_WITHIN_S
     pause_s = 0.2
     while time.monotonic() < deadline:
-        if is_listed(address_file(agent.layout, agent.job_id)):
-            address = read_address(agent.layout, agent.job_id)
-            if address is not None and (address.restart_count, address.step_id) == own:
-                return address
+        address = _address(agent)
+        if address is not None:
+            return address
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, 5.0)
-    raise RunError(
-        f"the leader on {agent.nodes[0]} has not begun within {LEADER_WITHIN_S:.0f} s; this node "
-        "goes without an agent: look at that node"
-    )
+    from ftslurm.agent.unheard import stand_in
+
+    mine = (agent.layout, agent.scheduler, agent.environ, agent.nodes, agent.node)
+    try:
+        return stand_in(*mine, begun=lambda: _address(agent))
+    except RunError as error:
+        raise RunError(
+            f"the leader on {agent.nodes[0]} has not begun within {LEADER_WITHIN_S:.0f} s, and "
+            f"{error}; this node goes without an agent: look at that node"
+        ) from None
+
+
+def _address(agent: Agent) -> Optional[Address]:
+    """Of the leader of this job step; that of an earlier one has died with it, or stays deaf."""
+    own = (restart_count(agent.environ), _step_id(agent.environ))
+    if not is_listed(address_file(agent.layout, agent.job_id)):
+        return None
+    address = read_address(agent.layout, agent.job_id)
+    is_own = address is not None and (address.restart_count, address.step_id) == own
+    return address if is_own else None

@@ -60,8 +60,11 @@ class Seat:
     asked_at: float = 0.0
 
     def is_silent(self, now: float, fair_from: float, more_s: float = 0.0) -> bool:
-        limit_s = SILENCE_S + more_s + (BEHIND_S if self.is_behind else 0.0)
-        return self.has_left or now - max(self.seen_at, fair_from) >= limit_s
+        """`more_s` is not given anew to one that was silent before the leader itself was away: on a
+        machine that stands still every few seconds it would never be over."""
+        limit_s = SILENCE_S + (BEHIND_S if self.is_behind else 0.0)
+        is_due = now - self.seen_at >= limit_s + more_s and now - fair_from >= limit_s
+        return self.has_left or is_due
 
     def is_suspect(self, now: float, fair_from: float) -> bool:
         limit_s = SUSPECT_S + (HOP_S if self.is_behind else 0.0)

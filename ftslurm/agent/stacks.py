@@ -34,8 +34,10 @@ from ftslurm.run.stack_dump import DUMP_SIGNAL
 
 DEADLINE_S = 5.0
 """A handler that has not begun by then will not: the process is stopped or in the kernel."""
-_QUIET_S = 0.1
-"""A file that has not grown for so long is taken to be complete."""
+_LOOK_S = 0.02
+_QUIET_LOOKS = 5
+"""A file that has not grown for so many is taken to be complete. Not seconds: a node that stands
+still between two looks stops the writer as well."""
 _THREADS = 64
 """Threads of which the kernel's side is told."""
 _PROCESSES = 16
@@ -144,17 +146,15 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _await(files: Sequence[Path], began_at: Mapping[Path, int], deadline: float) -> None:
-    sizes = dict(began_at)
-    grew_at = dict.fromkeys(files, 0.0)
+    sizes, quiet = dict(began_at), dict.fromkeys(files, 0)
     while time.monotonic() < deadline:
-        now = time.monotonic()
         for file in files:
             size = _size(file)
-            if size != sizes[file]:
-                sizes[file], grew_at[file] = size, now
-        if all(at and now - at >= _QUIET_S for at in grew_at.values()):
+            quiet[file] = 0 if size != sizes[file] else quiet[file] + 1
+            sizes[file] = size
+        if all(sizes[file] != began_at[file] and quiet[file] >= _QUIET_LOOKS for file in files):
             return
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
 
 
 def _facts(view: RankView) -> str:

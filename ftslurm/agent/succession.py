@@ -198,24 +198,35 @@ class Succession:
         return votes
 
     def _give_next_job(self, why: str) -> None:
-        if is_listed(self._layout.done):
-            return
-        record = read_record(self._layout)
-        job = OwnJob.of(self._layout, record, self._scheduler, self._environ)
-        # No batch shell is on this node.
-        job = dataclasses.replace(job, submit=partial(submit_as, os.getpid()))
         lost = self._leader[0]
-        reason = f"{why}; the run's next job is queued without it by {self._duty.node}"
-        _within(RECORDS_S, lambda: note_loss(job, lost, reason))
-        try:
-            queued = move_on(job, without=[lost])
-        except SchedulerError as error:
-            tell(f"no new job could be queued ({error}): job {job.job_id} is requeued")
-            job.scheduler.requeue(job.job_id, restart_count=job.restart_count)
-            names = sorted({*known_exclusions(job), lost})
-            keep_out_of_waiting(job, job.job_id, names, for_s=RECORDS_S)
-            return
-        tell(f"job {queued} goes on with the run, job {job.job_id} is cancelled: {why}")
+        give_next_job(self._layout, self._scheduler, self._environ, self._duty.node, lost, why)
+
+
+def give_next_job(
+    layout: RunLayout,
+    scheduler: Scheduler,
+    environ: Mapping[str, str],
+    me: str,
+    lost: str,
+    why: str,
+) -> None:
+    """Queue the run's next job without the batch node, which is `lost`, and cancel this one."""
+    if is_listed(layout.done):
+        return
+    job = OwnJob.of(layout, read_record(layout), scheduler, environ)
+    # No batch shell is on this node.
+    job = dataclasses.replace(job, submit=partial(submit_as, os.getpid()))
+    reason = f"{why}; the run's next job is queued without it by {me}"
+    _within(RECORDS_S, lambda: note_loss(job, lost, reason))
+    try:
+        queued = move_on(job, without=[lost])
+    except SchedulerError as error:
+        tell(f"no new job could be queued ({error}): job {job.job_id} is requeued")
+        job.scheduler.requeue(job.job_id, restart_count=job.restart_count)
+        names = sorted({*known_exclusions(job), lost})
+        keep_out_of_waiting(job, job.job_id, names, for_s=RECORDS_S)
+        return
+    tell(f"job {queued} goes on with the run, job {job.job_id} is cancelled: {why}")
 
 
 def note_loss(job: OwnJob, lost: str, reason: str) -> None:

@@ -24,8 +24,10 @@ from ftslurm.run.spec import PROGRAM_ENTRY, RunSpec, to_dict
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "77"
 COMMANDS = {
-    "scontrol": '[[ $1 == ping ]] && { [[ -e "$FOLDER/away" ]] && exit 1; echo up; exit 0; }',
-    "squeue": "for word; do [[ $word == --me ]] && exit 0; done; echo 'RUNNING|None|Unknown'",
+    "scontrol": '[[ $1 == ping ]] && { [[ -e "$FOLDER/away" ]] && exit 1; echo up; exit 0; }\n'
+    '[[ $3 != show || ! -e "$FOLDER/nodes" ]] || cat "$FOLDER/nodes"',
+    "squeue": "for word; do [[ $word == --me ]] && exit 0; done\n"
+    "cat \"$FOLDER/job\" 2>/dev/null || echo 'RUNNING|None|Unknown'",
     "sbatch": "echo 78",
     "scancel": "",
     "sacct": "",
@@ -100,10 +102,10 @@ class Job:
                 commands.append(path.read_bytes().split(b"\0"))
         return [words for words in commands if b"ftslurm.agent" in words and run in words]
 
-    def start(self, node, **more):
+    def start(self, node, code=("-m", "ftslurm.agent"), **more):
         with (self.folder / f"{node}.log").open("ab") as log:
             self.processes[node] = subprocess.Popen(
-                [sys.executable, "-m", "ftslurm.agent", str(self.layout.root)],
+                [sys.executable, *code, str(self.layout.root)],
                 env={**self.environ(node), **more},
                 stdout=log,
                 stderr=log,
@@ -182,11 +184,11 @@ class Job:
         self.others.append(process)
         return process
 
-    def ask(self, what, timeout_s=20, **more):
+    def ask(self, what, timeout_s=60, **more):
         return ask(self.layout, JOB, {"ask": what, **more}, timeout_s)
 
     def states(self):
-        answer = self.ask("nodes", timeout_s=2) or {"nodes": {}}
+        answer = self.ask("nodes", timeout_s=30) or {"nodes": {}}
         return {node: of["state"] for node, of in answer["nodes"].items()}
 
     def are_all_live(self):
