@@ -5,6 +5,7 @@ Each verb is a `main(argv) -> exit code` in its own module, with its own argpars
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -41,6 +42,18 @@ VERBS = {
     "data": ("ftslurm.train.build:main", "build or describe a token store"),
     "claim": ("ftslurm.recovery.claim:main", "(batch script) take the next attempt number"),
     "recover": ("ftslurm.recovery.recover:main", "(batch script) decide what follows an attempt"),
+}
+
+# Of what the system says, what does not pass by waiting. The rest may be a file server: a batch
+# script tries code 75 again for minutes, and a wrong end would be final.
+_ADVICE = {
+    errno.ENAMETOOLONG: (EXIT_USAGE, "name a shorter path"),
+    errno.ENOTDIR: (EXIT_USAGE, "a file stands where the path has a folder: name another path"),
+    errno.EISDIR: (EXIT_USAGE, "name a file"),
+    # As an automounter does that is not there, and a server whose exports or tickets are not yet.
+    errno.ELOOP: (EXIT_TRY_AGAIN, "mend the link, or try again where it is an automounter's"),
+    errno.EACCES: (EXIT_TRY_AGAIN, "see whether you may, then try again"),
+    errno.EPERM: (EXIT_TRY_AGAIN, "see whether you may, then try again"),
 }
 
 
@@ -81,8 +94,9 @@ def main(argv: Optional[list[str]] = None) -> int:
     except BrokenPipeError:  # `ftslurm status RUN | head` has seen enough
         return _without_stdout(EXIT_OK)
     except OSError as error:
-        print(f"ftslurm: error: {error}; try again", file=sys.stderr)  # noqa: T201
-        return EXIT_TRY_AGAIN
+        code, advice = _ADVICE.get(error.errno or 0, (EXIT_TRY_AGAIN, "try again"))
+        print(f"ftslurm: error: {error}; {advice}", file=sys.stderr)  # noqa: T201
+        return code
     return _told(code)
 
 

@@ -1,11 +1,15 @@
 """What becomes of a verb whose words nobody takes: it is done, and is not to be done again."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from ftslurm import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 VERB = "import sys; from ftslurm import cli; cli.VERBS['x'] = ('x:main', ''); sys.exit(cli.main())"
@@ -66,6 +70,24 @@ def test_a_verb_that_fails_meanwhile_is_still_to_be_tried_again(verb, tmp_path):
     done = ended(verb("raise OSError('the file server is away')"), tmp_path)
     assert done.returncode == 75
     assert done.stderr == "ftslurm: error: the file server is away; try again\n"
+
+
+@pytest.mark.parametrize(("number", "code", "advice"), [
+    (errno.ELOOP, 75, "mend the link, or try again where it is an automounter's"),
+    (errno.ENAMETOOLONG, 2, "name a shorter path"),
+    (errno.ENOTDIR, 2, "a file stands where the path has a folder: name another path"),
+    (errno.EISDIR, 2, "name a file"),
+    (errno.EACCES, 75, "see whether you may, then try again"),
+    (errno.EIO, 75, "try again"),
+])  # fmt: skip
+def test_what_never_passes_is_not_to_be_tried_again(number, code, advice, monkeypatch, capsys):
+    def fail(arguments):
+        raise OSError(number, "so it is", "/runs/x")
+
+    monkeypatch.setitem(sys.modules, "verb_x", SimpleNamespace(main=fail))
+    monkeypatch.setitem(cli.VERBS, "x", ("verb_x:main", ""))
+    assert cli.main(["x"]) == code
+    assert capsys.readouterr().err.endswith(f"so it is: '/runs/x'; {advice}\n")
 
 
 def test_a_verb_that_is_interrupted_ends_in_a_sentence(verb, tmp_path):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from fakes.chain import STEPS, Chain, ftslurm, wait_for
-from fakes.project import slow
+from fakes.project import slow, slow_while
 
 from ftslurm.run.attempts import read_events, read_outcome, read_progress
 from ftslurm.run.jobs import BY_PERSON, BY_SUBMIT, read_jobs
@@ -22,6 +22,15 @@ class Operated(Chain):
         self.submit(*slow(seconds=step_s), *more)
         self.wait_for_training(1)
         return self
+
+    def submit_with_order(self, name, **more):
+        """The order is there before the batch script comes to its first attempt."""
+        go = self.folder / "go"
+        setup = json.dumps([f"for _ in $(seq 1200); do [ -e {go} ] && break; sleep 0.1; done"])
+        run = self.submit(f"cluster.setup={setup}", **more)
+        (run.layout.control / name).touch()
+        go.touch()
+        return run
 
     def wait_for_training(self, attempt):
         def trains():
@@ -69,9 +78,13 @@ def assert_as_undisturbed(operated, undisturbed):
     assert operated.orders_left() == []
 
 
-def test_a_run_saves_on_order_and_goes_on(operated, undisturbed):
-    operated.start("checkpoint.interval_steps=1000", step_s=0.5)
+def test_a_run_saves_on_order_and_goes_on(operated, undisturbed, tmp_path):
+    held = tmp_path / "held"
+    held.touch()
+    operated.submit("checkpoint.interval_steps=1000", *slow_while(held, since=1))
+    operated.wait_for_training(1)
     assert operated.order("save", "--wait")["result"] == "saved"
+    held.unlink()
     events = read_events(operated.run.layout.attempt(1))
     (done,) = [event for event in events if event["kind"] == "order_done"]
     assert done["step"] in [event["step"] for event in events if event["kind"] == "committed"]
@@ -155,8 +168,7 @@ def test_a_file_in_the_control_folder_stops_the_run_and_resume_does_not_meet_it_
 
 
 def test_an_order_given_while_no_rank_runs_is_obeyed_at_the_first_step(operated):
-    run = operated.submit()
-    (run.layout.control / "stop").touch()
+    run = operated.submit_with_order("stop")
     operated.wait("COMPLETED")
     assert run.decisions() == ["ended"], run.says()
     assert read_outcome(run.layout.attempt(1)).step == 1
@@ -170,7 +182,6 @@ def test_a_followed_log_goes_on_until_the_run_has_ended(operated):
 
 
 def test_a_run_that_fails_at_every_start_is_stopped_by_an_order_all_the_same(operated):
-    run = operated.submit(faults="exit@step:rank=1:step=0")
-    (run.layout.control / "stop").touch()
+    run = operated.submit_with_order("stop", faults="exit@step:rank=1:step=0")
     operated.wait("COMPLETED")
     assert run.decisions() == ["ended"] and operated.orders_left() == [], run.says()

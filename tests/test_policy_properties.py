@@ -19,7 +19,8 @@ from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, NodeEvent
 from ftslurm.run.spec import RecoverySpec
 
 NODES = ("n1", "n2", "n3", "n4")
-OF_THE_PROGRAM = ("code", "data", "checkpoint", "oom_gpu")
+NAMED = ("code", "data", "checkpoint", "oom_gpu")
+UNNAMED = ("oom_host", "unknown", "hang", "capacity", "storage", "network_transient")
 # How a stop's sentence tells a person what to do.
 DO = ("submit again", "let the run go on", "ftslurm resume")
 
@@ -142,20 +143,40 @@ def test_no_failure_without_progress_goes_beyond_what_the_budgets_allow(case, ma
 def test_a_program_with_a_fault_ends_though_it_changes_its_folder_each_time(data):
     """What it does as it starts looks like progress; between the attempts come preemptions."""
     spec = RecoverySpec(max_failures=data.draw(st.integers(0, 4)))
-    cause = data.draw(st.sampled_from(OF_THE_PROGRAM))
+    cause = data.draw(st.sampled_from((*NAMED, *UNNAMED, "failed")))
     confidence = data.draw(st.floats(0.2, 0.9))
+    allowed = 2 * max(1, spec.max_failures, spec.budgets.get(cause, 0))
     history, failures = [], 0
-    while failures <= 2 * max(1, spec.max_failures):
+    while failures <= allowed:
         number = len(history) + 1
         if data.draw(st.booleans()):
-            history.append(PastAttempt(number, False, True, "preempted"))
+            history.append(PastAttempt(number, False, cause in NAMED, "preempted"))
             continue
         failures += 1
         decision = decide(history, program_end(number, cause, confidence), spec)
-        history.append(
-            PastAttempt(number, decision.is_failure, True, decision.cause, "ValueError: #", None)
-        )
+        assert decision.action == RESTART or failures > allowed, decision.reason
+        # Of what has no name, each end has words of its own.
+        signature = "ValueError: #" if cause in NAMED else f"{number}"
+        was = decision.cause
+        if was in ("oom_host", "unknown"):  # it is not always seen
+            was = data.draw(st.sampled_from(["oom_host", "unknown"]))
+        history.append(PastAttempt(number, decision.is_failure, True, was, signature, None))
     assert decision.action == STOP and "RUN/resume" in decision.reason, decision.reason
+
+
+@pytest.mark.parametrize("cause", [*UNNAMED, "failed"])
+def test_a_program_that_gets_on_between_preemptions_goes_on_whatever_comes_now_and_then(cause):
+    spec, history = RecoverySpec(), []
+    for _ in range(20):
+        history.append(PastAttempt(len(history) + 1, False, True, "preempted"))
+        number = len(history) + 1
+        assert decide(history, program_end(number, cause, 0.9), spec).action == RESTART
+        history.append(PastAttempt(number, True, True, cause, f"{number}"))
+
+
+def test_a_program_that_gets_on_goes_on_however_many_nodes_it_loses():
+    history = [PastAttempt(n, True, True, "node", None, None) for n in range(1, 40)]
+    assert decide(history, program_end(40, "node", 0.9), RecoverySpec()).action == RESTART
 
 
 @pytest.mark.parametrize("other", ["RuntimeError: another", None])
@@ -179,7 +200,8 @@ def program_end(number, cause, confidence):
         progressed=True,
         committed_step=None,
         first_failure=first,
-        finding=Finding(cause, confidence, 0, "n1", None, [], "so it was"),
+        # Nobody could say.
+        finding=None if cause == "failed" else Finding(cause, confidence, 0, "n1", None, [], "so"),
     )
 
 

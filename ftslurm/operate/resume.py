@@ -13,13 +13,22 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 from ftslurm.errors import FormatError, RunError, SchedulerError, UsageError
+from ftslurm.files import is_listed
 from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser, tell
-from ftslurm.operate.standing import OpenRun, Standing, open_run, require_own_jobs
+from ftslurm.operate.standing import (
+    OpenRun,
+    Standing,
+    elsewhere,
+    open_run,
+    require_own_jobs,
+    sweep_elsewhere,
+)
 from ftslurm.program.ending import ASKED
 from ftslurm.recovery.job_meant import has_stopped
 from ftslurm.recovery.keep_out import (
@@ -89,6 +98,7 @@ def _resume_sweep(sweep: SweepLayout, options: argparse.Namespace) -> int:
     first = next((task for task in tasks if task.script.exists()), None)
     if first is not None:
         place_at_submit(first)
+    _require_its_cluster(lambda: sweep_elsewhere(sweep), "")
     return finish_sweep(resume_sweep(sweep), sweep, as_json=options.json)
 
 
@@ -97,6 +107,9 @@ def resume(
 ) -> Answer:
     require_own(run.layout)
     place_at_submit(run.layout)
+    if not is_listed(run.layout.done):
+        command = shlex.quote(str(run.layout.sbatch_command))
+        _require_its_cluster(lambda: elsewhere(run), f"`sh {command}`")
     with _alone(run.layout):
         standing = _settled(run, sleep)
         if standing.done:
@@ -114,6 +127,21 @@ def resume(
             return answer
         used = f"{answer.text}; used again from the next attempt on: {', '.join(readmit)}"
         return dataclasses.replace(answer, text=used)
+
+
+def _require_its_cluster(ask: Callable[[], str], by_hand: str) -> None:
+    """RunError before a second job is queued beside one that lives on another cluster. `by_hand`:
+    how it is queued here all the same; empty: by no one command."""
+    try:
+        why = ask()
+    except SchedulerError as error:
+        raise RunError(
+            f"nobody can say whether this is the cluster of the run's jobs ({error}); try again "
+            "when the scheduler answers"
+        ) from None
+    if why:
+        here = f", or, once none of them is left, queue it here by hand, {by_hand}"
+        raise RunError(f"{why}: resume it there{here if by_hand else ''}")
 
 
 def _let_go_on(run: OpenRun, standing: Standing, sleep: Callable[[float], None]) -> Answer:

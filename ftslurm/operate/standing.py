@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ftslurm.errors import RunError
+from ftslurm.errors import FormatError, RunError, SchedulerError
 from ftslurm.files import is_listed
 from ftslurm.recovery.job_meant import choose, is_later
-from ftslurm.recovery.on_record import ask_for_jobs
+from ftslurm.recovery.on_record import ask_for_jobs, newest_claim
 from ftslurm.run.attempts import (
     Outcome,
     Progress,
@@ -26,10 +26,11 @@ from ftslurm.run.control import ControlFiles, control_files
 from ftslurm.run.jobs import Job
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord, find_run, read_record
-from ftslurm.run.sweep_layout import find_sweep
+from ftslurm.run.sweep_layout import SweepLayout, find_sweep
+from ftslurm.run.sweep_record import read_tasks
 from ftslurm.scheduler import open_scheduler
-from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, JobState, Scheduler
-from ftslurm.scheduler.whose import jobs_of_others, marks_of_run
+from ftslurm.scheduler.protocol import DOUBTFUL, SECOND_LOOK_S, UNKNOWN, JobState, Scheduler
+from ftslurm.scheduler.whose import jobs_of_others, marks_of_run, name_of_cluster
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class OpenRun:
         on_record, states = ask_for_jobs(layout, self.scheduler)
         if not on_record.jobs:
             raise self._without_a_job()
+        if all(state.is_forgotten for state in states.values()):
+            states = self._unless_elsewhere(states)
         claimed = numbers(layout)
         paths = layout.attempt(claimed[-1]) if claimed else None
         decision = read_decision(paths) if paths else {}
@@ -122,6 +125,14 @@ class OpenRun:
             begun_last=on_record.begun_last,
             is_program=bool(self.record.spec.program),
         )
+
+    def _unless_elsewhere(self, states: dict[str, JobState]) -> dict[str, JobState]:
+        """Jobs that Slurm has forgotten are over; those of another cluster may be alive."""
+        try:
+            why = elsewhere(self)
+        except SchedulerError as error:
+            why = str(error)
+        return dict.fromkeys(states, JobState(UNKNOWN, why)) if why else states
 
     def look_twice(self, sleep: Callable[[float], None]) -> Standing:
         """As `look`, and once more where the first look could not be believed."""
@@ -142,6 +153,32 @@ class OpenRun:
             f"no job of `{self.layout.root}` is known; look with squeue whether there is one all "
             "the same (the answer to its submission may have been lost), else submit again"
         )
+
+
+def elsewhere(run: OpenRun) -> str:
+    """What to say where Slurm, as it is asked here, is not the cluster that has the run's jobs: on
+    a file system that two share it would say that there are none. Empty: it is, or nobody has
+    written down which. SchedulerError: nobody can say."""
+    claim = newest_claim(run.layout)
+    there = (claim.cluster if claim else "") or (run.record.site or {}).get("cluster")
+    if run.record.scheduler == "local" or not there:
+        return ""
+    here = name_of_cluster()
+    if here.casefold() == there.casefold():  # slurm.conf may have capitals
+        return ""
+    return (
+        f"the run's jobs are on cluster `{there}`, and this is `{here}`, which knows none of them"
+    )
+
+
+def sweep_elsewhere(sweep: SweepLayout) -> str:
+    """The same of a sweep, by the first of its tasks that can be read."""
+    for task in read_tasks(sweep):
+        try:
+            return elsewhere(open_run(str(sweep.root / task.run_id)))
+        except (FormatError, RunError, OSError):
+            continue
+    return ""
 
 
 def require_own_jobs(run: OpenRun, standing: Standing) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.errors import FtslurmError, RunError, SchedulerError
 from ftslurm.operate.answer import Answer, counted, tell
+from ftslurm.operate.standing import sweep_elsewhere
 from ftslurm.run.acts import note_act
 from ftslurm.run.control import SAVE, STOP, ControlFiles
 from ftslurm.run.sweep_layout import SweepLayout
@@ -41,6 +42,7 @@ POLL_S = 1.0
 
 
 def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    _require_its_cluster(layout)
     before = _close(layout, sleep)
     live, unknown = _order_to_stop(layout, before)
     if not live:
@@ -66,6 +68,7 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
 
 
 def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    _require_its_cluster(layout)
     before = _close(layout, sleep)
     live, unknown = _order_to_stop(layout, before)
     if not live:
@@ -103,6 +106,15 @@ def save_sweep(layout: SweepLayout) -> Answer:
         "ordered",
         f"{counted(len(running), 'running tasks save')} at the next step and go on; see the logs",
     )
+
+
+def _require_its_cluster(layout: SweepLayout) -> None:
+    try:
+        why = sweep_elsewhere(layout)
+    except SchedulerError:
+        return  # what cannot be done without Slurm says so
+    if why:
+        raise RunError(f"{why}: do it there")
 
 
 def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:

@@ -4,7 +4,7 @@ wants to end it looks for its job first, and may be told that nobody knows yet."
 from __future__ import annotations
 
 from ftslurm.errors import RunError, SchedulerError
-from ftslurm.operate.standing import OpenRun
+from ftslurm.operate.standing import OpenRun, elsewhere
 from ftslurm.recovery.on_record import ask_for_jobs
 from ftslurm.run.control import STOP
 from ftslurm.run.sweep_layout import find_sweep, parse_task_id
@@ -34,6 +34,9 @@ def _why_unknown(run: OpenRun) -> str:
     if task is None or sweep is None or task[1] not in still_open(sweep):
         return ""
     try:
+        why = elsewhere(run)
+        if why:
+            return why  # here there would be none, for good
         with queueing(sweep, wait_s=QUEUEING_S):
             find_lost(sweep)
     except (RunError, SchedulerError) as error:

@@ -19,10 +19,12 @@ from ftslurm.run.attempts import Attempt, read_attempt
 if TYPE_CHECKING:
     from ftslurm.recovery.own_job import OwnJob
 
-NODES_S = 2.0
-CLEAR_S = 17.0
+NODES_S = 6.0
+"""The leader is on this node: one that is not dead but late, as on a node that is busy ending
+ranks, is worth waiting for, since without its word the next attempt is not watched."""
+CLEAR_S = 20.0
 """Agents give leftovers 7 s to go, and their GPUs' memory 4 s to come back."""
-BEGIN_S = 2.0
+BEGIN_S = 6.0
 ENDED_S = 5.0
 """What the agents have seen is written down, durably, before the answer."""
 ENDED_IN_GRACE_S = 1.0

@@ -65,6 +65,8 @@ _TWICE_IS_THE_NODE = frozenset({HANG, NETWORK_TRANSIENT, STORAGE, *NODE_FAULTS})
 # A program that fails alike at one place fails there for ever.
 _REPEATABLE = frozenset({CODE, DATA, CHECKPOINT, UNKNOWN})
 _SURE_TO_REPEAT = frozenset({CODE, DATA, CHECKPOINT, OOM_GPU})
+# Who was killed for its memory may leave no sign of it.
+_KILLED = frozenset({OOM_HOST, UNKNOWN})
 
 
 @dataclass(frozen=True)
@@ -82,22 +84,23 @@ class CauseVerdict:
     budget: str = ""
 
 
-def judge(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> CauseVerdict:
-    """`evidence` is that of a failure."""
+def judge(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, cause: str
+) -> CauseVerdict:
+    """`evidence` is that of a failure, `cause` what it goes on record with."""
     finding = evidence.finding
     if finding is None:
-        return CauseVerdict()
+        return CauseVerdict(_ends_alike(history, evidence, rules, cause))
     if finding.cause == NUMERIC and evidence.step is not None and not evidence.is_program:
         return _numeric(history, evidence, rules, bad_step=evidence.step)
-    cause = finding.cause
     times, allowed = _times(history, evidence, cause), rules.budgets.get(cause)
     stop = ""
     if cause in _REPEATABLE:
         stop = _comes_again(history, evidence, rules, finding)
     elif cause in (OOM_GPU, OOM_HOST) and _never_trained(history, evidence):
         stop = f"{cause} before the run's first step, so the next attempt would end there as well"
-    if not stop and evidence.is_program and cause in _SURE_TO_REPEAT:
-        stop = _ends_alike(history, evidence, rules)
+    if not stop:
+        stop = _ends_alike(history, evidence, rules, cause)
     # Of what is only guessed, the failures of all causes together are counted.
     counts = cause == UNKNOWN or (cause != CODE and finding.confidence >= SURE)
     if not stop and counts and allowed is not None and times > allowed:
@@ -180,20 +183,32 @@ def _comes_again(
     return f"the same error came at the same step, {step or 0}, as in attempt {same[-1]}"
 
 
-def _ends_alike(history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec) -> str:
+def _ends_alike(
+    history: Sequence[PastAttempt], evidence: Evidence, rules: RecoverySpec, cause: str
+) -> str:
     """Of a program no steps are known, and one that writes into RUN/resume as it starts seems to
-    get on each time: many ends alike in a row are one fault, whatever has changed there."""
+    get on each time: many ends alike in a row are one fault, whatever has changed there. An error
+    that the program names is told by that, what has no name by its cause; that it got on until the
+    scheduler ended it then speaks for it."""
+    if not (evidence.is_program and evidence.progressed) or cause in NODE_FAULTS:
+        return ""  # without a change all failures are counted
     signature, _ = identity(evidence)
+    is_named = signature is not None and cause in _SURE_TO_REPEAT
+    causes = _KILLED if cause in _KILLED else {cause}
     count = 1
     for past in reversed(history):
-        if past.ended_run or (past.failed and past.signature != signature):
+        is_alike = past.signature == signature if is_named else past.cause in causes
+        got_on = past.progressed and not past.failed and not is_named
+        if past.ended_run or got_on or (past.failed and not is_alike):
             break
         count += past.failed
-    if signature is None or count <= 2 * max(1, rules.max_failures):
+    if count <= 2 * max(1, rules.max_failures, rules.budgets.get(cause, 0)):
         return ""
+    told = " or ".join(sorted(causes))
+    what = "the same error has ended" if is_named else f"failures of cause {told} have ended"
     return (
-        f"the same error has ended {count} attempts in a row, so what the program changes in "
-        "RUN/resume is not taken for progress any more"
+        f"{what} {count} attempts in a row, so what the program changes in RUN/resume is not taken "
+        "for progress any more"
     )
 
 

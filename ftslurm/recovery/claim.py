@@ -169,6 +169,7 @@ def _claim(
             number=0,  # given by the claim
             job_id=job.job_id,
             raw_job_id=environ.get("SLURM_JOB_ID", ""),
+            cluster=environ.get("SLURM_CLUSTER_NAME", ""),
             restart_count=job.restart_count,
             nodes=here.ranks_on,
             claimed_at=time.time(),

@@ -18,7 +18,7 @@ from ftslurm.scheduler.protocol import JobState, Scheduler
 
 def jobs_on_record(layout: RunLayout, scheduler: str) -> JobsOnRecord:
     """`scheduler`: slurm | local"""
-    return to_ask_for(read_jobs(layout), _newest_claim(layout), scheduler=scheduler)
+    return to_ask_for(read_jobs(layout), newest_claim(layout), scheduler=scheduler)
 
 
 def ask_for_jobs(
@@ -37,11 +37,12 @@ def ask_for_jobs(
 
 def has_begun(layout: RunLayout, job_id: str) -> bool:
     """Whether the newest attempt is this job's."""
-    newest = _newest_claim(layout)
+    newest = newest_claim(layout)
     return newest is not None and newest.job_id == job_id
 
 
-def _newest_claim(layout: RunLayout) -> Optional[Attempt]:
+def newest_claim(layout: RunLayout) -> Optional[Attempt]:
+    """The newest attempt of which the record can be read."""
     for number in reversed(numbers(layout)):
         if not is_listed(layout.attempt(number).attempt_json):
             continue  # its claim was cut off

@@ -201,7 +201,7 @@ def _after_failure(
 ) -> Decision:
     count = _failures_in_a_row(history, evidence)
     cause = evidence.finding.cause if evidence.finding else CAUSE_FAILED
-    verdict = budgets.judge(history, evidence, rules)
+    verdict = budgets.judge(history, evidence, rules, cause)
     decision = Decision(
         STOP, cause, "", count, is_failure=True, budget=verdict.budget, exclude=verdict.exclude
     )

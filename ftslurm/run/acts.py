@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ftslurm.files import append_record, read_records
+from ftslurm.run.control import make_folder
 from ftslurm.run.layout import RunLayout
 
 STATE_AFTER = {
@@ -46,6 +47,7 @@ def note_act(
     """Best effort: a note that cannot be written keeps nobody from the verb."""
     act = Act(verb, result, _user(), now(), job_id)
     with contextlib.suppress(OSError):
+        make_folder(layout)
         append_record(layout.acts, {"schema_version": 1, **vars(act)})
 
 

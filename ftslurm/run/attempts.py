@@ -16,6 +16,7 @@ from typing import Any, Optional, TypeVar
 from ftslurm.errors import FormatError, RunError
 from ftslurm.files import (
     append_record,
+    best_effort,
     claim_folder,
     is_listed,
     list_folder,
@@ -70,6 +71,8 @@ class Attempt:
     """Ranks; fewer than the spec's where nodes were missing. None: as in the spec."""
     raw_job_id: str = ""
     """Slurm's number of the job, which an array task has beside its `70_1`; empty: not known."""
+    cluster: str = ""
+    """Name of the cluster that the job runs on; empty: not known."""
     kinds: list[dict[str, Any]] = field(default_factory=list)
     """What was known of the allocation's nodes, by which a spare is matched; only with spares.
     Nodes that are alike share a row (recovery/node_kinds.py): every rank reads this."""
@@ -122,6 +125,9 @@ class Progress:
 def claim(layout: RunLayout, attempt: Attempt) -> Attempt:
     """Take the next attempt number; returns `attempt` with it. Safe against a double start."""
     layout.attempts.mkdir(exist_ok=True)
+    # Before a rank looks there for orders: a name once looked up in vain may stay away (files.py).
+    with best_effort("an order to the run may be seen late"):
+        layout.control.mkdir(mode=0o700, exist_ok=True)
     number = max(numbers(layout), default=0) + 1
     while not claim_folder(layout.attempt(number).root):
         number += 1

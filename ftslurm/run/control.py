@@ -1,11 +1,12 @@
 """Orders to a running run, as files: save, stop, pause. Needs no right on the job.
 
 An order is an empty file, RUN/control/save and the like, or RUN_ID.save in the folder that
-`recovery.control_dir` names: whoever may create a file there may stop the run. Rank 0 looks for
-them every few seconds, and all ranks act at the same step boundary. A carried-out order's file is
-taken away: that of a save by rank 0, that of a stop or a pause by `ftslurm recover` once it has
-acted, or by `ftslurm resume`. One that may not be taken away (another user's, in a sticky folder)
-is noted as carried out and counts again when it is given again.
+`recovery.control_dir` names: whoever may create a file there may stop the run. In a task of a sweep
+the first attempt makes RUN/control, or the verb that gives an order. Rank 0 looks for them every
+few seconds, and all ranks act at the same step boundary. A carried-out order's file is taken away:
+that of a save by rank 0, that of a stop or a pause by `ftslurm recover` once it has acted, or by
+`ftslurm resume`. One that may not be taken away (another user's, in a sticky folder) is noted as
+carried out and counts again when it is given again.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ControlFiles:
 
     def give(self, order: str) -> Path:
         """Leave an order in the run directory."""
-        self._make_folder()
+        make_folder(self.layout)
         place = self.layout.control / order
         place.touch()
         return place
@@ -107,7 +108,7 @@ class ControlFiles:
             except OSError:
                 kept[str(place)] = given_at_ns
         if kept:
-            self._make_folder()
+            make_folder(self.layout)
             files = {**self._noted(), **kept}
             write_json(self._note, {"schema_version": 1, "files": files}, durable=False)
 
@@ -131,12 +132,14 @@ class ControlFiles:
         except (OSError, FormatError, KeyError, AttributeError, TypeError, ValueError):
             return {}  # damaged: an order that was carried out is carried out again
 
-    def _make_folder(self) -> None:
-        folder = self.layout.control
-        folder.mkdir(mode=0o700, exist_ok=True)
-        owner = self.layout.root.stat()
-        if os.geteuid() == 0:
-            os.chown(folder, owner.st_uid, owner.st_gid)  # the ranks have to get in
+
+def make_folder(layout: RunLayout) -> None:
+    """Of a run that has not begun, or whose folder somebody has removed."""
+    folder = layout.control
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owner = layout.root.stat()
+    if os.geteuid() == 0:
+        os.chown(folder, owner.st_uid, owner.st_gid)  # the ranks have to get in
 
 
 def control_files(layout: RunLayout, record: RunRecord) -> ControlFiles:

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from ftslurm.errors import FtslurmError
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.neighbours import newest_folders
-from ftslurm.run.story import RunStory, read_story
+from ftslurm.run.story import RunStory, queued_words, read_story
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.wording import format_count, format_span
@@ -54,14 +54,14 @@ def _look(folder: Path, is_sweep: bool, now: float) -> Listed:
     try:
         if is_sweep:
             return Listed(folder.name, "sweep", "", tasks=len(read_tasks(SweepLayout(folder))))
-        return _of_run(read_story(RunLayout(folder), now=now), folder)
+        return _of_run(read_story(RunLayout(folder), now=now), folder, now)
     except _DAMAGE as error:
         is_told = isinstance(error, (FtslurmError, OSError))
         reason = str(error) if is_told else f"damaged or of a later version: {error!r}"
         return Listed(folder.name, "sweep" if is_sweep else "run", "unreadable", reason=reason)
 
 
-def _of_run(story: RunStory, folder: Path) -> Listed:
+def _of_run(story: RunStory, folder: Path, now: float) -> Listed:
     newest = story.attempts[-1] if story.attempts else None
     is_over = story.state in ("done", "running", "never started")
     return Listed(
@@ -73,7 +73,7 @@ def _of_run(story: RunStory, folder: Path) -> Listed:
         committed_step=story.committed_step,
         attempts=len(story.attempts),
         last_sign_at=story.last_sign_at,
-        reason="" if newest is None or is_over else newest.reason or "",
+        reason=queued_words(story, now) if newest is None or is_over else newest.reason or "",
     )
 
 

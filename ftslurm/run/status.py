@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from ftslurm.errors import EXIT_OK, UsageError
 from ftslurm.run.attempt_story import AttemptStory
 from ftslurm.run.layout import RunLayout
-from ftslurm.run.story import RunStory, read_story
+from ftslurm.run.story import RunStory, queued_words, read_story
 from ftslurm.run.sweep_layout import RUNS, SweepLayout, find_sweep, place_of_run
 from ftslurm.run.timeline import ASKED, LAST_WORD, Timeline
 from ftslurm.run.wording import format_count, format_span
@@ -334,9 +334,8 @@ def _attempt_name(attempt: AttemptStory) -> str:
 
 
 def _headline(story: RunStory, now: float) -> str:
-    if story.state == "never started" and story.queued_at is not None:
-        span = format_span(now - story.queued_at)
-        return f"{story.state}; job {story.job_id} was queued {span} ago"
+    if queued := queued_words(story, now):
+        return f"{story.state}; {queued}"
     if story.last_sign_at is None or story.state in ("done", "never started"):
         return story.state
     return f"{story.state}, last sign {format_span(now - story.last_sign_at)} ago"

@@ -23,6 +23,7 @@ from ftslurm.run.jobs import read_jobs
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.node_memory import read_node_events
 from ftslurm.run.trouble import storage_trouble
+from ftslurm.run.wording import format_span
 
 QUIET_S = 120.0
 """A run that gave no sign for so long is called quiet instead of running."""
@@ -102,6 +103,13 @@ def read_story(layout: RunLayout, *, now: float) -> RunStory:
         job_id=job.job_id if job else None,
         queued_at=job.queued_at if job else None,
     )
+
+
+def queued_words(story: RunStory, now: float) -> str:
+    """Of a run that has not begun; empty where it has, or no job of it is on record."""
+    if story.state != "never started" or story.queued_at is None:
+        return ""
+    return f"job {story.job_id} was queued {format_span(now - story.queued_at)} ago"
 
 
 def _read_run(layout: RunLayout) -> dict[str, Any]:

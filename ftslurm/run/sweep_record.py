@@ -132,8 +132,9 @@ def _sweep(record: dict[str, Any]) -> SweepRecord:
 
 
 def add_tasks(layout: SweepLayout, tasks: Iterable[TaskRecord]) -> None:
-    """Write tasks down, all in one piece."""
-    append_records(layout.tasks_jsonl, [{"schema_version": 1, **asdict(task)} for task in tasks])
+    """Write tasks down, all in one piece; durable on return."""
+    records = [{"schema_version": 1, **asdict(task)} for task in tasks]
+    append_records(layout.tasks_jsonl, records, durable=True)
 
 
 def read_tasks(layout: SweepLayout) -> list[TaskRecord]:
@@ -162,7 +163,8 @@ def add_array(
     alone: bool = False,
     now: Callable[[], float] = time.time,
 ) -> ArrayRecord:
-    """Write down that sbatch is about to be called, or what it said."""
+    """Write down that sbatch is about to be called, or what it said. The first is durable on
+    return: without it the array would be queued twice, while an answer is looked for."""
     array = ArrayRecord(event, group, tuple(numbers), now(), offset, array_id, at_once, alone)
     return _append(layout, array)
 
@@ -175,7 +177,7 @@ def add_event(layout: SweepLayout, event: str, array: ArrayRecord) -> ArrayRecor
 def _append(layout: SweepLayout, array: ArrayRecord) -> ArrayRecord:
     line = {"schema_version": 1, **asdict(array), "tasks": format_numbers(array.numbers)}
     del line["numbers"]
-    append_record(layout.arrays_jsonl, line)
+    append_record(layout.arrays_jsonl, line, durable=array.event == ASKED)
     return array
 
 

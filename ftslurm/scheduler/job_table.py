@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from typing import Optional
+
+from ftslurm.scheduler.slurm_parse import at
 
 FIELDS = (
     "JobID", "JobIDRaw", "Cluster", "User", "UID", "Account", "Partition", "State", "ExitCode",
@@ -25,9 +26,6 @@ FIELDS = (
 _OF_STEP = ("JobID", "State", "ExitCode", "End", "JobName")
 NEEDED = frozenset({"JobID", "State", "ExitCode"})
 
-_STAMP = "%Y-%m-%dT%H:%M:%S"
-_HOURS: dict[str, Optional[float]] = {}
-_MOST_HOURS = 100_000
 _CODE = re.compile(r"(\d+):(\d+)")
 _GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d+)")
 _NOTHING = ("", "None", "Unknown", "(null)", "N/A")
@@ -236,29 +234,3 @@ def whole(text: str) -> Optional[int]:
 
 def told(value: str) -> str:
     return "" if value.strip() in _NOTHING or "assigned" in value else value.strip()
-
-
-def at(stamp: str) -> Optional[float]:
-    """UTC seconds: as they are, where Slurm was asked for them. Else it prints the local time of
-    whoever asks, which is the same all through an hour: so one mktime an hour will do."""
-    if stamp.isascii() and stamp.isdigit():
-        return float(stamp)
-    hour = stamp[:13]
-    if hour not in _HOURS:
-        if len(_HOURS) >= _MOST_HOURS:
-            _HOURS.clear()
-        _HOURS[hour] = _hour_at(hour)
-    begins_at = _HOURS[hour]
-    if begins_at is None or len(stamp) != 19:
-        return None
-    minutes, seconds = stamp[14:16], stamp[17:19]
-    if not (minutes.isdigit() and seconds.isdigit()):
-        return None
-    return begins_at + 60.0 * int(minutes) + int(seconds)
-
-
-def _hour_at(hour: str) -> Optional[float]:
-    try:
-        return time.mktime(time.strptime(f"{hour}:00:00", _STAMP))
-    except ValueError:
-        return None

@@ -20,6 +20,7 @@ from ftslurm.scheduler.arrays import clock, note_array
 from ftslurm.scheduler.protocol import CLOCKS_S
 from ftslurm.scheduler.sbatch import SBATCH_TIMEOUT_S
 from ftslurm.scheduler.slurm import TIMEOUT_S, Runner, checked, run_command
+from ftslurm.scheduler.whose import by_all_names, is_among
 
 OPEN_S = SBATCH_TIMEOUT_S + CLOCKS_S
 """An sbatch outlives whoever started it and may be heard for so long: before that, what Slurm does
@@ -70,11 +71,11 @@ def find_singles(layout: SweepLayout, *, run: Runner = run_command) -> list[str]
     submission got no answer. SchedulerError when nobody can say."""
     argv = _squeue(layout, "--states=PENDING", "--format=%i|%o")
     rows = [line.strip().partition("|") for line in checked(run, argv, TIMEOUT_S).splitlines()]
-    found = []
+    found, own = [], by_all_names([layout.root])
     for job_id, _, command in rows:
         task = RunLayout(Path(command).parent.parent)
         # Of a script that is none of ours nothing is looked at: its file system may be away.
-        if Path(command) != task.script or not _is_same(task.root.parent, layout.root):
+        if Path(command) != task.script or not is_among(task.root.parent, own):
             continue
         if job_id not in {job.job_id for job in read_jobs(task)}:
             add_job(task, job_id, scheduler="slurm", queued_by=BY_BATCH)
@@ -105,18 +106,14 @@ def _rows(shown: str) -> Mapping[str, dict[str, set[int]]]:
 def _shown(
     rows: Mapping[str, dict[str, set[int]]], script: Path, arguments: str = ""
 ) -> dict[str, set[int]]:
-    """Of the jobs of this script. Slurm has it by the path with which it was submitted, which may
-    lead over a link that whoever asks does not take."""
+    """Of the jobs of this script."""
     found: dict[str, set[int]] = {}
+    own = by_all_names([script])
     for command, jobs in rows.items():
         for path in {command, command.removesuffix(arguments)}:
-            if path.endswith(f"/{script.name}") and _is_same(Path(path), script):
+            if path.endswith(f"/{script.name}") and is_among(Path(path), own):
                 found.update(jobs)
     return found
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one == other or one.resolve() == other.resolve()
 
 
 def _find(

@@ -172,6 +172,8 @@ class Site:
     """Exit codes of the batch script after which Slurm requeues by itself."""
     requeue_exit_hold: list[int] = field(default_factory=list)
     """Exit codes of the batch script after which Slurm requeues and holds."""
+    cluster: str = ""
+    """Its name (ClusterName); empty: not told."""
     array_size: Optional[int] = None
     """MaxArraySize, one above the highest index of a task in an array; None: not told."""
     findings: list[str] = field(default_factory=list)

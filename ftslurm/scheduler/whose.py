@@ -19,7 +19,8 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import RunRecord, read_record
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.scheduler.again import named_by_script
-from ftslurm.scheduler.slurm import TIMEOUT_S, Runner, run_command
+from ftslurm.scheduler.slurm import TIMEOUT_S, Runner, checked, run_command
+from ftslurm.scheduler.slurm_parse import parse_config
 
 _FORMAT = "%A|%F|%j|%o"
 """squeue: number, that of its array, name, script; the last two may hold a `|`."""
@@ -52,6 +53,12 @@ def marks_of_sweep(layout: SweepLayout, groups: Mapping[int, int]) -> Marks:
     return Marks(folders, {record.spec.cluster.job_name for record in records})
 
 
+def name_of_cluster(*, run: Runner = run_command) -> str:
+    """Of the one that is asked here. SchedulerError: it does not answer."""
+    told = checked(run, ["scontrol", "show", "config"], TIMEOUT_S)
+    return parse_config(told).get("ClusterName", "")
+
+
 def jobs_of_others(
     job_ids: Sequence[str], marks: Marks, *, run: Runner = run_command
 ) -> dict[str, str]:
@@ -67,24 +74,31 @@ def jobs_of_others(
         number, array, named = [*line.strip().split("|", 2), "", ""][:3]
         told.setdefault(number, named)
         told.setdefault(array, named)
+    folders = by_all_names(marks.folders)
     seen = {job_id: told.get(job_id.partition("_")[0], "") for job_id in job_ids}
     return {
         job_id: f"job {job_id} is another one by now (`{named}`): Slurm has given the number anew, "
         "or this is not the cluster of the run's job"
         for job_id, named in seen.items()
-        if _is_of_another(named, marks)
+        if _is_of_another(named, marks.names, folders)
     }
 
 
-def _is_of_another(named: str, marks: Marks) -> bool:
+def _is_of_another(named: str, names: Collection[str], folders: Collection[Path]) -> bool:
     """`named`: NAME|SCRIPT"""
     _, bar, rest = named.partition("|/")
     script = os.path.normpath(f"/{rest}")  # by hand it may have been `./train.sbatch`
-    if not bar or _is_in(Path(script.rpartition("/submit/")[0]), marks.folders):
+    if not bar or is_among(Path(script.rpartition("/submit/")[0]), folders):
         return False
-    is_named = named.startswith(tuple(f"{name}{end}" for name in marks.names for end in "|-"))
+    is_named = named.startswith(tuple(f"{name}{end}" for name in names for end in "|-"))
     return not is_named or _SCRIPT.fullmatch(script) is not None
 
 
-def _is_in(folder: Path, known: Collection[Path]) -> bool:
-    return folder in known or folder.resolve() in {one.resolve() for one in known}
+def by_all_names(paths: Collection[Path]) -> set[Path]:
+    """As they are named, and as they are without links."""
+    return {*paths, *(path.resolve() for path in paths)}
+
+
+def is_among(path: Path, known: Collection[Path]) -> bool:
+    """`known`: by all names. Slurm has a path as it was given, over whatever links."""
+    return path in known or path.resolve() in known
