@@ -41,9 +41,7 @@ def doctor_across(capsys, *more):
 
 
 def test_the_verb_tries_nodes_through_srun_and_leaves_nothing(srun, capsys):
-    began = time.monotonic()
     code, found, told = doctor_across(capsys)
-    assert time.monotonic() - began < 30
     assert code == 3  # srun alone is on PATH: Slurm's settings could not be asked for
     assert "queued and waiting" in told and "on n1, n2" in told
     for name in ("shared", "new_file", "listing", "attributes", "reread", "claims", "clock"):
@@ -109,7 +107,7 @@ def across_job(tmp_path, nodes, monkeypatch):
     for name in ("QUEUE_S", "ANSWER_S"):
         monkeypatch.setattr(across, name, 0.3)
     (line,) = across.check_across(
-        tmp_path, nodes=2, partition="", qos="", staged_bytes=None, stop_signal="USR1",
+        tmp_path, nodes=2, where={}, staged_bytes=None, stop_signal="USR1",
         size_bytes=0, say=lambda text: None, open_nodes=nodes,
     )  # fmt: skip
     assert (line.name, line.state) == ("across.job", FAIL)
@@ -155,7 +153,7 @@ def test_whoever_is_killed_while_it_writes_to_measure_leaves_no_file(tmp_path):
         return bool(sizes) and sizes[0] > 1 << 22
 
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not written() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert list(tmp_path.iterdir()) == []
@@ -175,7 +173,7 @@ def test_a_trial_whose_caller_is_killed_takes_its_folder_away(srun):
     assert len(list(srun.iterdir())) == 1
     caller.send_signal(signal.SIGKILL)
     caller.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while list(srun.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert list(srun.iterdir()) == []

@@ -62,7 +62,7 @@ def test_a_run_to_which_everything_has_happened_answers_with_what_and_when(tmp_p
     assert "saved by 2 ranks, restored at step 20 on 1" in found[10].seen
     assert "kept off n2" in found[12].seen and "ValueError in the loop" in found[12].seen
     assert found[13].at == BEGAN + 30, "as old as what was practised first"
-    assert "4 failures in 1 runs: MTTD 5.0 s" in found[14].seen
+    assert "4 failures in 1 run: MTTD 5.0 s" in found[14].seen
     assert "3 of 3 failed attempts" in found[14].seen
     assert "time in the queue before the first attempt 30.0 s" in found[14].seen
     # Fifteen of them on one rank or after it: their losses are held against those before.
@@ -219,6 +219,37 @@ def test_tasks_of_sweeps_are_among_the_runs_and_torn_ones_are_left_out(tmp_path)
     assert [run.name for run in asked.runs] == ["old"]
 
 
+def test_a_run_whose_records_are_torn_is_told_as_not_read(tmp_path):
+    run = practised(tmp_path)
+    run.event(1, "restored", 131, step="twenty")
+    asked = read_asked("", tmp_path, None)
+    assert asked.runs == []
+    why = "its records cannot be read as a whole"
+    assert asked.not_read == {str(run.layout.root): why}
+    assert render(answers(asked), asked)[-1] == f"not read: {run.layout.root} ({why})"
+
+
+@pytest.mark.parametrize(("name", "key"), [
+    ("run.json", "site"), ("run.json", "spec"),
+    ("attempts/0001/attempt.json", "claimed_at"), ("attempts/0002/decision.json", "first_failure"),
+])  # fmt: skip
+def test_a_record_with_something_else_in_it_costs_the_answers_of_no_other_run(tmp_path, name, key):
+    practised(tmp_path / "good")
+    file = practised(tmp_path / "bad").layout.root / name
+    for folder in ("good", "bad"):
+        (tmp_path / folder / "sweep.json").write_text("{}")
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: "x"}))
+    asked = read_asked("", tmp_path, None)
+    assert len(asked.runs) == len(asked.not_read) == 1
+    assert f"{tmp_path}/bad/" in str(asked.not_read)
+
+
+def test_a_run_json_with_something_else_in_it_is_passed_over(tmp_path):
+    file = practised(tmp_path).layout.run_json
+    file.write_text(json.dumps({**json.loads(file.read_text()), "emergency_deadline_s": "x"}))
+    assert read_asked("", tmp_path, None).runs == []
+
+
 def test_the_verb_answers_for_people_and_for_programs(tmp_path, monkeypatch, capsys):
     run = practised(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
@@ -231,7 +262,7 @@ def test_the_verb_answers_for_people_and_for_programs(tmp_path, monkeypatch, cap
     assert record["answers"][3]["date"].startswith("20")
     assert main(["doctor", "--checklist", str(run.layout.root)]) == 0
     text = capsys.readouterr().out
-    assert "17  after a restore" in text and "not known, by the newest 1 run" in text
+    assert "17  after a restore" in text and "not known, by 1 run, the newest" in text
     assert main(["doctor", "--checklist", str(tmp_path / "none")]) == 1
     assert "name a run directory" in capsys.readouterr().err
     (tmp_path / "file").touch()

@@ -1,18 +1,22 @@
 """A file system that hangs is told as one, holds nobody up, and nothing is left in it."""
 
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from doctor_runs import BEGAN, OldRun
 
 from ftslurm.cli import main
-from ftslurm.doctor import command, folder_checks, in_time
+from ftslurm.doctor import checklist_command, command, folder_checks, in_time
 from ftslurm.doctor.in_time import SilentError
 from ftslurm.doctor.line import ok
 from ftslurm.errors import RunError, UsageError
@@ -95,18 +99,93 @@ def test_where_children_are_nobodys_to_wait_for_the_folder_is_tried_all_the_same
     assert "folder.exclusive_create  of 8 processes" in done.stdout
 
 
-def test_a_checklist_names_the_folder_that_hangs(tmp_path, monkeypatch, capsys):
-    def silent(make, *, say):
+def silent_after(values):
+    def in_time(make, *, say):
+        yield from islice(make(), values)
         raise SilentError("no answer within 120 s")
 
-    monkeypatch.setattr(command, "in_time", silent)
+    return in_time
+
+
+def test_a_checklist_names_the_folder_that_hangs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checklist_command, "in_time", silent_after(0))
     assert main(["doctor", "--checklist", "--runs", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert f"`{tmp_path}`: no answer within 120 s; its file server is away" in told
 
 
+def three_runs(folder):
+    """The newest first."""
+    runs = [OldRun(folder, name) for name in ("c", "b", "a")]
+    for age, run in enumerate(runs):
+        os.utime(run.layout.run_json, (BEGAN - age, BEGAN - age))
+    return [str(run.layout.root) for run in runs]
+
+
+def test_a_checklist_answers_by_the_runs_that_were_read_before_the_folder_hung(
+    tmp_path, monkeypatch, capsys
+):
+    names = three_runs(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(checklist_command, "in_time", silent_after(2))
+    argv = ["doctor", "--checklist", "--runs", str(tmp_path)]
+    assert main(argv) == 0
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert "by 1 run, the newest;" in last[0]
+    assert last[1] == f"not read: {names[1]}, {names[2]} (no answer within 120 s)"
+    assert main([*argv, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["runs"] == ["c"] and list(record["not_read"]) == names[1:]
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_checklist_answers_by_the_runs_that_were_read_before_its_reader_was_killed(
+    tmp_path, monkeypatch, is_within
+):
+    """`is_within`: of a value, larger than what a pipe holds."""
+    names = three_runs(tmp_path)
+    read, parent = checklist_command.read_past_run, os.getpid()
+
+    def killed_at_the_second(past, *, now):
+        found = read(past, now=now)
+        if past.name == "b":
+            assert os.getpid() != parent
+            if not is_within:
+                os.kill(os.getpid(), signal.SIGKILL)
+            found.entry = "x" * (1 << 22)
+        return found
+
+    class Killed(Connection):
+        def _send(self, buf, write=os.write):
+            if len(buf) > 1 << 20:
+                super()._send(buf[:4096])
+                os.kill(os.getpid(), signal.SIGKILL)
+            super()._send(buf)
+
+    def pipe(duplex):
+        reader, writer = Pipe(duplex)
+        return reader, Killed(os.dup(writer.fileno()), readable=False)
+
+    monkeypatch.setattr(checklist_command, "read_past_run", killed_at_the_second)
+    if is_within:
+        monkeypatch.setattr(in_time, "Pipe", pipe)
+    asked = checklist_command.read_asked("", tmp_path, None)
+    assert [run.name for run in asked.runs] == ["c"]
+    why = "the process that tried the file system was killed"
+    assert asked.not_read == dict.fromkeys(names[1:], why)
+
+
+def test_a_checklist_begins_no_run_when_its_time_is_up_and_says_so(tmp_path):
+    names = three_runs(tmp_path)
+    clock = iter([0.0, 1.0, checklist_command.READ_S + 1.0])
+    asked = checklist_command.read_asked("", tmp_path, None, clock=lambda: next(clock))
+    assert [run.name for run in asked.runs] == ["c", "b"]
+    assert asked.not_read == {names[2]: "the others took 60 s"}
+
+
 UNTIL_IT_IS_GONE = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from ftslurm.cli import main
 from ftslurm.doctor import folder_checks, in_time
 

@@ -344,6 +344,19 @@ def test_an_option_that_cannot_be_right_is_refused_with_a_sentence(arguments, to
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--here", "--partition", "gpu"], "--partition is of no use with --here"),
+        (["--checklist", "--state-gb", "980"], "--state-gb is of no use with --checklist"),
+        (["--checklist", "runs/a", "--keep", "5"], "--keep is of no use with --checklist"),
+    ],
+)
+def test_an_option_that_nothing_is_done_with_is_refused(arguments, told, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_an_object_store_is_no_folder_for_runs(capsys):
     assert main(["doctor", "--here", "--runs", "s3://bucket/runs"]) == 2
     assert "name a folder there" in capsys.readouterr().err

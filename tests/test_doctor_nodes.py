@@ -296,8 +296,9 @@ def test_what_an_import_asks_for_is_counted_in_a_process_of_its_own():
 
 
 def test_in_an_allocation_a_step_is_asked_for_and_outside_a_short_job():
-    asked = {"nodes": 2, "name": "x", "partition": "gpu", "qos": "low"}
+    asked = {"nodes": 2, "name": "x", "where": {"partition": "gpu", "account": "", "qos": "low"}}
     outside = on_nodes_argv(["p"], **asked, is_inside=False)
     assert {"--partition=gpu", "--qos=low", "--time=4", "--ntasks=2"} <= set(outside)
+    assert not any("account" in word for word in outside)
     inside = on_nodes_argv(["p"], **asked, is_inside=True)
     assert "--overlap" in inside and not any("partition" in word for word in inside)

@@ -13,8 +13,8 @@ from test_job_table import NAMES, row
 from ftslurm.cli import main
 from ftslurm.report.fold import fold
 from ftslurm.report.sources import Reading
-from ftslurm.scheduler.job_table import at
 from ftslurm.scheduler.sacct import parse_shown_job, sacct_time
+from ftslurm.scheduler.slurm_parse import at
 
 SHOWN = (
     "JobId=16 ArrayJobId=15 ArrayTaskId=2 JobName=a b JobState=FAILED UserId=ada(1001)"

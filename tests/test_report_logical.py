@@ -242,7 +242,7 @@ ENDINGS = [
     (run(steps=[step("FAILED", 11, step_id="7.extern")]), None, ""),
     (run(state="FAILED", code=9, steps=[step("CANCELLED", 9)]), causes.UNKNOWN, "was killed"),
     (run(state="FAILED", code=137, steps=[step("CANCELLED", 9)]), causes.UNKNOWN, "was killed"),
-    (run(state="FAILED", code=15, steps=[step("CANCELLED", 15)]), causes.UNKNOWN, "128 + 15"),
+    (run(state="FAILED", code=15, steps=[step("CANCELLED", 15)]), causes.UNKNOWN, "(-K)"),
     (run(state="FAILED", code=137), causes.UNKNOWN, "128 + 9: what it ran was killed"),
     (run(state="FAILED", code=143), causes.UNKNOWN, "128 + 15: what it ran was killed"),
     (run(state="FAILED", code=143, steps=[RAISED]), causes.CODE, "exit code 143"),

@@ -326,6 +326,7 @@ def test_a_users_own_defaults_do_not_change_what_a_command_prints(tool, monkeypa
     assert not any(line.endswith("=relative") for line in seen)
     assert "SLURM_CONF=/site/slurm.conf" in seen and "LC_ALL=C" in seen
     assert "SLURM_BITSTR_LEN=0" in seen, "lists of tasks are whole"
+    assert "SLURM_TIME_FORMAT=%s" in seen, "no hour comes twice"
 
 
 def test_death_by_a_signal_reads_as_in_a_shell(tool):

@@ -92,9 +92,9 @@ def test_slurm_that_does_not_answer_is_told_and_waited_for_to_the_deadline_only(
     rank_error(paths, 3, NOW, "KeyError", "'x'")
     began = time.monotonic()
     finding, facts = found(
-        layout, scheduler=Scheduler(delay_s=30.0), run=slurm(rc=1), deadline_s=1.0
+        layout, scheduler=Scheduler(delay_s=60.0), run=slurm(rc=1), deadline_s=6.0
     )
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40
     assert finding.cause == "code" and facts.preempted is None
     assert {"sacct gave no answer", "squeue gave no answer"} <= set(facts.unasked)
 
@@ -102,8 +102,8 @@ def test_slurm_that_does_not_answer_is_told_and_waited_for_to_the_deadline_only(
 def test_slurm_is_not_waited_for_where_the_agents_have_lost_a_node(layout, paths):
     agents(paths, {"kind": "node_lost", "nodes": ["n2"], "why": "n2 is silent"})
     began = time.monotonic()
-    finding, _ = found(layout, scheduler=Scheduler(delay_s=30.0), run=slurm())
-    assert time.monotonic() - began < 15
+    finding, _ = found(layout, scheduler=Scheduler(delay_s=60.0), run=slurm())
+    assert time.monotonic() - began < 40
     assert (finding.cause, finding.blamed_node) == ("node", "n2")
 
 

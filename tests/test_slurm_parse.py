@@ -48,13 +48,13 @@ def test_a_text_without_a_version_is_refused(text):
         parse_version(text)
 
 
-@pytest.mark.parametrize(("folder", "version", "changed"), [
-    ("slurm-22.05", "22.05.8", False),
-    ("slurm-24.11", "24.11.5", False),
+@pytest.mark.parametrize(("folder", "version", "changed", "cluster"), [
+    ("slurm-22.05", "22.05.8", False, "ftslurm"),
+    ("slurm-24.11", "24.11.5", False, "ftslurm180"),
     # Recorded with send_user_signal and enable_expedited_requeue.
-    ("slurm-26.05", "26.05.5", True),
+    ("slurm-26.05", "26.05.5", True, "ftslurm118"),
 ])  # fmt: skip
-def test_the_recorded_site_is_read(folder, version, changed):
+def test_the_recorded_site_is_read(folder, version, changed, cluster):
     data = RECORDED / folder
     site = parse_site((data / "config.txt").read_text(), (data / "partitions.txt").read_text())
     assert site == Site(
@@ -68,6 +68,7 @@ def test_the_recorded_site_is_read(folder, version, changed):
         grace_s={"low": 15, "high": 0},
         preempt_mode={"low": "REQUEUE", "high": "OFF"},
         max_time_s={"low": None, "high": None},
+        cluster=cluster,
         array_size=1001,
     )
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
@@ -69,8 +69,7 @@ def check_across(
     runs: Path,
     *,
     nodes: int,
-    partition: str,
-    qos: str,
+    where: Mapping[str, str],
     staged_bytes: Optional[float],
     stop_signal: str,
     size_bytes: int,
@@ -82,7 +81,7 @@ def check_across(
         with own_folder(runs) as own:
             mine = [] if "SLURM_JOB_ID" in os.environ else ["own"]
             command = [sys.executable, "-m", node_trial.__name__, str(own), *mine]
-            there = open_nodes(command, nodes=nodes, partition=partition, qos=qos, on_word=say)
+            there = open_nodes(command, nodes=nodes, where=where, on_word=say)
             try:
                 conductor = Conductor(there, nodes, say, queue_s=QUEUE_S)
                 found = conductor.conduct(staged_bytes, stop_signal, size_bytes)
@@ -95,7 +94,9 @@ def check_across(
     except TrialEnded as error:
         return [fail("across.job", f"the trial broke off: {error}", _BROKE_OFF)]
     except SchedulerError as error:
-        todo = "have the nodes first (`salloc`) and ask there, or name --partition, --qos"
+        todo = (
+            "have the nodes first (`salloc`) and ask there, or name --partition, --account, --qos"
+        )
         return [fail("across.job", f"no job of {nodes} nodes could be had: {error}", todo)]
     return judge(found)
 

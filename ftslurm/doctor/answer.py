@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, Optional, TypeVar
 
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line
@@ -26,6 +26,8 @@ class Asked:
     """Of the bucket; empty: none was named."""
     at: float = 0.0
     """UTC seconds; now."""
+    not_read: Mapping[str, str] = field(default_factory=dict)
+    """Folder of a run -> why what it has on record is not among `runs`."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ftslurm.doctor.checklist_saves import (
 )
 from ftslurm.doctor.line import Line
 from ftslurm.run.trained_twice import Twice
+from ftslurm.run.wording import format_count
 
 _A_RUN = "submit a short one: `ftslurm submit --wait --drill`"
 
@@ -86,8 +87,8 @@ def _gang(asked: Asked) -> Answer:
     parts = []
     if last is not None:
         parts.append(
-            f"the newest attempt had its {len(last.nodes)} nodes at once (a job of Slurm starts"
-            " with all of them or not at all; srun ends all ranks when one fails)"
+            f"the newest attempt had its {format_count(len(last.nodes), 'node')} at once (a job of"
+            " Slurm starts with all of them or not at all; srun ends all ranks when one fails)"
         )
     if mode is not None:
         parts.append(mode.seen)

@@ -18,6 +18,7 @@ from ftslurm.recovery.actions import STOP
 from ftslurm.recovery.policy import CAUSE_ASKED
 from ftslurm.run.attempt_records import ASKED_TO_LEAVE
 from ftslurm.run.attempt_story import AttemptStory
+from ftslurm.run.wording import format_count
 
 _KILL = "end one rank of a run with KILL"
 _ON_ITS_OWN = ("slurm.prolog", "slurm.epilog", "slurm.health_check")
@@ -187,7 +188,8 @@ def figures(asked: Asked) -> Answer:
         f"{sum(end.recovered for end in ends)} of {len(followed)} failed attempts were followed by"
         " one that trained",
     ]
-    told = f"{len(ends)} failures in {len(asked.runs)} runs: {'; '.join(parts)}"
+    of = f"{format_count(len(ends), 'failure')} in {format_count(len(asked.runs), 'run')}"
+    told = f"{of}: {'; '.join(parts)}"
     lacks = not any(one is not None for one in rto) or not any(one is not None for one in mttd)
     if lacks:
         todo = "node agents (recovery.agents) see when a rank ends; `ftslurm report` has more"

@@ -12,6 +12,7 @@ from ftslurm.doctor.line import FAIL, SKIPPED
 from ftslurm.doctor.run_facts import percentile
 from ftslurm.doctor.run_history import PastRun, Restore, Step
 from ftslurm.run.mounts import IN_MEMORY, OF_CONTAINER, OWN_DISK
+from ftslurm.run.wording import format_count
 
 _NO_STEP = "no run on record has a checkpoint"
 _SAVE = "let a run save: `ftslurm submit --wait --drill`"
@@ -159,8 +160,9 @@ def same_world_size(asked: Asked) -> Answer:
     one, run = last
     seen = (
         f"run {run.name} was restored at step {one.step} on {one.world_size} ranks, as many as had"
-        f" saved; {len(alike)} such restores in {len(asked.runs)} runs; whether your releases wait"
-        " for one, no record tells"
+        f" saved; {format_count(len(alike), 'such restore')} in"
+        f" {format_count(len(asked.runs), 'run')}; whether your releases wait for one, no record"
+        " tells"
     )
     todo = "make a drill a step of your releases: `ftslurm submit --wait --drill`"
     return partly(question, seen, todo, one.at)

@@ -6,7 +6,7 @@ Values only. None stands for what could not be asked, never for what is not ther
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -35,6 +35,10 @@ class Cluster:
     """Of the run."""
     may_use: bool = True
     """This user the partition, by its AllowGroups."""
+    account: str = ""
+    """Of the run; empty: nobody has said."""
+    above: Optional[Sequence[str]] = None
+    """Accounts above that one."""
 
     def all(self, key: str) -> list[str]:
         """Later versions number what may come more than once, and print it so even when it comes

@@ -25,16 +25,24 @@ from ftslurm.doctor.checklist_command import show_checklist
 from ftslurm.doctor.cluster import Cluster
 from ftslurm.doctor.folder_checks import check_folder, nearest
 from ftslurm.doctor.host_checks import check_host
-from ftslurm.doctor.in_time import SilentError, in_time
+from ftslurm.doctor.in_time import HANGS, SilentError, in_time
+from ftslurm.doctor.let_in import lists_of, names_accounts
 from ftslurm.doctor.line import FAIL, OK, SKIPPED, WARN, Line, fail, skipped
 from ftslurm.doctor.object_store import bucket_of, check_bucket
 from ftslurm.doctor.own_groups import may_use
 from ftslurm.doctor.room import Need, need_of_run
 from ftslurm.doctor.run_facts import check_emergency_saves, past_runs
 from ftslurm.doctor.slurm_checks import check_partition, check_slurm
-from ftslurm.errors import EXIT_FAILED, EXIT_OK, RunError, SchedulerError, UsageError
+from ftslurm.errors import EXIT_FAILED, EXIT_OK, SchedulerError, UsageError
 from ftslurm.plan.quantities import count, from_zero, positive
-from ftslurm.scheduler.settings import own_default_qos, read_gres, read_qos, read_settings
+from ftslurm.scheduler.settings import (
+    Own,
+    own_terms,
+    read_ancestors,
+    read_gres,
+    read_qos,
+    read_settings,
+)
 from ftslurm.scheduler.slurm import Runner, run_command
 from ftslurm.scheduler.slurm_parse import parse_version
 
@@ -60,7 +68,9 @@ _NO_OBJECT_STORE = (
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    _refuse_what_is_of_no_use(options, parser.get_default)
     if options.object_store:
         bucket_of(options.object_store)
     if "://" in options.runs:
@@ -71,10 +81,11 @@ def main(argv: Optional[list[str]] = None) -> int:
     if options.checklist is not None:
         return show_checklist(
             options.checklist,
-            _found_in_time(Path(options.runs)),
+            Path(options.runs),
             lambda: _slurm_or_none(options),
             lambda: _of_store(options),
             as_json=options.json,
+            say=_to_stderr,
         )
     runs, lines = _looked_at(options)
     if options.json:
@@ -87,11 +98,27 @@ def main(argv: Optional[list[str]] = None) -> int:
     return EXIT_NO_SLURM if any(one.name == NO_SLURM for one in lines) else EXIT_OK
 
 
+_OF_NO_USE = {
+    "here": ("partition", "account", "qos"),
+    "checklist": ("state_gb", "keep", "write_gb", "signal"),
+}
+
+
+def _refuse_what_is_of_no_use(
+    options: argparse.Namespace, default: Callable[[str], object]
+) -> None:
+    for mode, others in _OF_NO_USE.items():
+        given = [name for name in others if getattr(options, name) != default(name)]
+        if given and getattr(options, mode) != default(mode):
+            name = given[0].replace("_", "-")
+            raise UsageError(f"--{name} is of no use with --{mode}; leave out one of them")
+
+
 def _looked_at(options: argparse.Namespace) -> tuple[Path, list[Line]]:
     """And the folder that was tried."""
     runs, lines = Path(options.runs).absolute(), []
     if not options.here:
-        lines += slurm_lines(options.partition, options.qos, options.nodes)
+        lines += slurm_lines(options.partition, options.qos, options.nodes, options.account)
     try:
         for found in in_time(partial(_on_disk, options), say=_to_stderr):
             if isinstance(found, Path):
@@ -102,15 +129,18 @@ def _looked_at(options: argparse.Namespace) -> tuple[Path, list[Line]]:
     except SilentError as error:
         answers, last = False, lines[-1].name if lines else ""
         told = f"`{runs}`: {error}{f', after {last}' if last.startswith('folder.') else ''}"
-        lines.append(fail("folder.answers", told, _HANGS))
+        lines.append(fail("folder.answers", told, HANGS))
     lines += _of_store(options) or [skipped(STORE, _NO_OBJECT_STORE)]
     staged_bytes = options.state_gb * 1e9 / options.nodes if options.state_gb else None
     if options.across and answers:
         return runs, lines + check_across(
             runs,
             nodes=options.across,
-            partition=options.partition.partition(",")[0],
-            qos=options.qos,
+            where={
+                "partition": options.partition.partition(",")[0],
+                "account": options.account,
+                "qos": options.qos,
+            },
             staged_bytes=staged_bytes,
             stop_signal=options.signal,
             size_bytes=int(options.write_gb * 1e9),
@@ -122,20 +152,6 @@ def _looked_at(options: argparse.Namespace) -> tuple[Path, list[Line]]:
         stop_signal=options.signal,
         is_node=options.here,
     )
-
-
-def _found_in_time(runs: Path) -> Path:
-    try:
-        found: Path = next(in_time(lambda: iter([nearest(runs)]), say=_to_stderr))
-    except SilentError as error:
-        raise RunError(f"`{runs}`: {error}; {_HANGS}") from None
-    return found
-
-
-_HANGS = (
-    "its file server is away or overloaded: the kernel's log and whoever runs it tell more; name"
-    " another folder with --runs"
-)
 
 
 def _of_store(options: argparse.Namespace) -> list[Line]:
@@ -155,7 +171,7 @@ def _on_disk(options: argparse.Namespace) -> Iterator[Union[Path, Line]]:
 
 
 def _slurm_or_none(options: argparse.Namespace) -> Optional[list[Line]]:
-    lines = slurm_lines(options.partition, options.qos, options.nodes)
+    lines = slurm_lines(options.partition, options.qos, options.nodes, options.account)
     return None if lines[0].name == NO_SLURM else lines
 
 
@@ -167,6 +183,7 @@ def slurm_lines(
     partition: str,
     qos: str = "",
     nodes: int = 1,
+    account: str = "",
     *,
     uid: Optional[int] = None,
     run: Runner = run_command,
@@ -192,12 +209,19 @@ def slurm_lines(
     known = read_qos(run=run) if by_qos else None
     if qos and known and qos not in known:
         raise UsageError(f"there is no QOS `{qos}`; there are {', '.join(known)}")
-    own = own_default_qos(found.config, run=run).get("", "") if known and not qos else ""
+    own = Own()
+    if (known and not qos) or any(lists_of(there[name]) for name in chosen):
+        own = own_terms(found.config, run=run)
+    account, above = account or own.account, None
+    own_qos = "" if qos else own.qos.get(account, "")
+    if account and any(names_accounts(there[name]) for name in chosen):
+        above = read_ancestors(found.config.get("ClusterName", ""), account, run=run)
     version = parse_version(found.config["SLURM_VERSION"])
     first, *others = [
-        Cluster(found.config, there[name], version, known, qos or own, bool(own),
-                read_gres(name, run=run), found.clock_off_s, nodes,
-                may_use(there[name].get("AllowGroups", "ALL"), uid)) for name in chosen
+        Cluster(found.config, there[name], version, known, qos or own_qos,
+                bool(own_qos), read_gres(name, run=run), found.clock_off_s, nodes,
+                may_use(there[name].get("AllowGroups", "ALL"), uid), account, above)
+        for name in chosen
     ]  # fmt: skip
     return [*check_slurm(first), *(line for one in others for line in check_partition(one))]
 
@@ -226,7 +250,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--partition", default="", metavar="P[,P]", help="where runs go (the default partition)")
-    add("--qos", default="", metavar="QOS", help="of the runs, where preemption goes by it")
+    add("--account", default="", metavar="A", help="of the runs (your default account)")
+    add("--qos", default="", metavar="QOS", help="of the runs (your default one)")
     add("--runs", default="runs", metavar="FOLDER", help="where runs lie (runs)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(

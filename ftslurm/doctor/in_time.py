@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -23,6 +23,10 @@ from ftslurm.errors import RunError
 LIMIT_S = 120.0
 """A trial takes milliseconds; on a file server that is busy, seconds."""
 LEAVES_S = 5.0
+HANGS = (
+    "its file server is away or overloaded: the kernel's log and whoever runs it tell more; name"
+    " another folder with --runs"
+)
 _VALUE, _RAISED, _END = "value", "raised", "end"
 
 
@@ -36,9 +40,10 @@ def in_time(
     limit_s: float = LIMIT_S,
     warn_s: float = 10.0,
     say: Callable[[str], None] = lambda text: None,
-) -> Iterator[Any]:
-    """What `make` yields in a child, as it comes; its exception where it ends with one. SilentError
-    after `limit_s` without a value, which is said to come (`say`) after `warn_s`."""
+) -> Generator[Any, None, None]:
+    """What `make` yields in a child, as it comes; its exception where it ends with one, RunError
+    where it is killed. SilentError after `limit_s` without a value, which is said to come (`say`)
+    after `warn_s`."""
     reader, writer = Pipe(duplex=False)
     if sys.stdout is not None:
         sys.stdout.flush()
@@ -54,7 +59,7 @@ def in_time(
                     raise SilentError(f"no answer within {limit_s:.0f} s")
             try:
                 kind, value = reader.recv()
-            except EOFError:
+            except (EOFError, OSError):  # in between, or in the midst of a value
                 raise RunError("the process that tried the file system was killed") from None
             if kind == _END:
                 return

@@ -18,6 +18,7 @@ from ftslurm.run.attempts import STOPPED, numbers, read_events, read_outcome
 from ftslurm.run.layout import AttemptLayout, RunLayout
 from ftslurm.run.neighbours import newest_runs
 from ftslurm.run.record import RunRecord, read_record
+from ftslurm.run.wording import format_count
 
 NUM_RUNS = 20
 """The newest of them."""
@@ -54,7 +55,7 @@ def past_runs(runs_dir: Path, most: int = NUM_RUNS, *, with_tasks: bool = False)
     for layout in newest_runs(runs_dir, most, with_tasks=with_tasks):
         try:
             yield Past(layout, read_record(layout))
-        except (FormatError, RunError, OSError):
+        except (FormatError, RunError, OSError, ValueError):
             continue
 
 
@@ -131,8 +132,9 @@ def check_emergency_saves(runs: Sequence[Past]) -> Line:
         told = "no run here was asked to leave yet, so nobody knows what a save takes then;"
         return skipped(name, f"{told} `ftslurm submit --wait --drill` tries it")
     told = (
-        f"p99 of {len(taken)} saves of runs that were asked to leave: {percentile(taken, 0.99):.1f}"
-        f" s{'' if len(taken) >= 100 else ' (the slowest: there are fewer than 100)'}"
+        f"p99 of {format_count(len(taken), 'save')} of runs that were asked to leave:"
+        f" {percentile(taken, 0.99):.1f} s"
+        f"{'' if len(taken) >= 100 else ' (the slowest: there are fewer than 100)'}"
     )
     if least_s is None:
         return ok(name, told)

@@ -96,10 +96,10 @@ def read_past_run(past: Past, *, now: float) -> Optional[PastRun]:
         )
         for one in story.attempts:
             _read_events(layout, one.number, found)
-    except (OSError, FtslurmError, KeyError, TypeError, ValueError):
+        first = next((one.claimed_at for one in found.attempts if one.claimed_at), None)
+        found.wait_s = max(0.0, first - submitted_at) if first is not None and jobs else None
+    except (OSError, FtslurmError, AttributeError, KeyError, TypeError, ValueError):
         return None
-    first = next((one.claimed_at for one in found.attempts if one.claimed_at), None)
-    found.wait_s = max(0.0, first - submitted_at) if first is not None and jobs else None
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ftslurm.doctor.cluster import Cluster
 from ftslurm.doctor.gpu_models import check_gpu_models
+from ftslurm.doctor.let_in import check_let_in
 from ftslurm.doctor.line import Line, fail, ok, skipped, warn
 from ftslurm.doctor.preemption import check_grace, check_mode
 from ftslurm.doctor.site_programs import (
@@ -248,7 +249,7 @@ def _clock(cluster: Cluster) -> Line:
 
 
 OF_PARTITION: tuple[Callable[[Cluster], Line], ...] = (
-    _partition, check_mode, check_grace, check_gpu_models,
+    _partition, check_let_in, check_mode, check_grace, check_gpu_models,
 )  # fmt: skip
 
 CHECKS: tuple[Callable[[Cluster], Line], ...] = (

@@ -31,7 +31,8 @@ AGENTS_STEP = "agents"
 """Job step of the node agents (scheduler/launch)."""
 _OOM = 125
 """SIG_OOM (253) less the core-dump bit, as sacct prints it."""
-_KILLS = (9, 15)
+_TERM = 15
+_KILLS = (9, _TERM)
 """Signals that come from outside as a rule, as of the kernel, an operator or another program."""
 _NOT_STARTED = 53
 """No signal: slurmd could not open the files of the batch script (seen on 22.05, 24.11, 26.05 where
@@ -183,9 +184,14 @@ def _passed_on(run: JobRun) -> Optional[int]:
     return None
 
 
+_OR_SRUN = ", or srun ended it because one of its ranks had failed (-K); srun's output tells"
+"""Of ranks on one node the step is CANCELLED, 0:15, however the first one ended: by a code of its
+own, by KILL, by `scancel --signal=TERM` (seen on 22.05, 24.11, 26.05)."""
+
+
 def _ended_itself(run: JobRun, number: int) -> bool:
     """One of its last step's ranks had failed: with --kill-on-bad-exit or --wait srun kills the
-    others then, and returns 128 + n (seen on 22.05 and 26.05)."""
+    others then, and returns 128 + n (seen on 22.05 and 26.05 with ranks on two nodes)."""
     last = next(filter(_is_program, reversed(run.steps)), None)
     passed_on = (0, None, number, 128 + number)
     return last is not None and last.state == "FAILED" and last.code not in passed_on
@@ -195,7 +201,10 @@ def _failed(run: JobRun, dead: Optional[StepRow]) -> str:
     parts = []
     passed_on = _passed_on(run)
     if passed_on is not None:
-        parts.append(f"exit code {run.code}, which is 128 + {passed_on}: what it ran was killed")
+        or_srun = _OR_SRUN if passed_on == _TERM else ""
+        parts.append(
+            f"exit code {run.code}, which is 128 + {passed_on}: what it ran was killed{or_srun}"
+        )
     elif run.signal == _NOT_STARTED:
         return "its script was not started: slurmd could not open its output (0:53), see --output"
     elif run.signal:

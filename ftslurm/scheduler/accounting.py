@@ -14,9 +14,10 @@ from typing import Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.hostlist import compress
-from ftslurm.scheduler.job_table import JobRun, Table, at, known_fields
+from ftslurm.scheduler.job_table import JobRun, Table, known_fields
 from ftslurm.scheduler.protocol import CLOCKS_S
 from ftslurm.scheduler.slurm import Runner, run_command
+from ftslurm.scheduler.slurm_parse import at
 
 TIMEOUT_S = 3.0
 """An answer takes 0.2 s; the batch shell that asks may have a grace period of seconds."""

@@ -14,7 +14,7 @@ from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.job_id import id_alone, own_job_id
 from ftslurm.scheduler.protocol import JobState
 from ftslurm.scheduler.slurm import Runner, run_command
-from ftslurm.scheduler.slurm_parse import parse_end_time
+from ftslurm.scheduler.slurm_parse import at
 
 TIMEOUT_S = 10.0
 """Less than the 18 s for which squeue blocks while slurmctld is away; most grace times are over by
@@ -58,6 +58,4 @@ def parse_job_end(text: str) -> Optional[JobEnd]:
     if len(words) != len(FIELDS):
         return None
     state = JobState(words[0])
-    return JobEnd(
-        parse_end_time(words[1]), parse_end_time(words[2]), state.is_ending or state.is_ended
-    )
+    return JobEnd(at(words[1]), at(words[2]), state.is_ending or state.is_ended)

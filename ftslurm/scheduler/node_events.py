@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ftslurm.errors import SchedulerError
-from ftslurm.scheduler.job_table import at
 from ftslurm.scheduler.slurm import Runner, run_command
+from ftslurm.scheduler.slurm_parse import at
 
 ASK_S = 30.0
 

@@ -15,6 +15,7 @@ import secrets
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import IO, Callable, Optional
 
 from ftslurm.errors import SchedulerError
@@ -35,14 +36,13 @@ pieces of several tasks mix (src/common/io_hdr.h, MAX_MSG_LEN)."""
 
 
 def on_nodes_argv(
-    command: Sequence[str], *, nodes: int, name: str, partition: str, qos: str, is_inside: bool
+    command: Sequence[str], *, nodes: int, name: str, where: Mapping[str, str], is_inside: bool
 ) -> list[str]:
-    """`is_inside`: of an allocation."""
+    """`where`: partition, account, qos, empty for the default; `is_inside`: of an allocation."""
     place = ["--overlap", "--mem=0"]
     if not is_inside:
         place = [f"--time={MINUTES}"]
-        place += [f"--partition={partition}"] if partition else []
-        place += [f"--qos={qos}"] if qos else []
+        place += [f"--{option}={value}" for option, value in where.items() if value]
     options = [*place, "--input=all", "--export=ALL", "--cpu-bind=none", "--mpi=none"]
     return [*one_a_node(nodes, name, options), *command]
 
@@ -55,8 +55,7 @@ class OnNodes:
         command: Sequence[str],
         *,
         nodes: int,
-        partition: str = "",
-        qos: str = "",
+        where: Mapping[str, str] = MappingProxyType({}),
         environ: Optional[Mapping[str, str]] = None,
         on_word: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -64,9 +63,8 @@ class OnNodes:
         self.name = f"ftslurm-doctor-{secrets.token_hex(4)}"
         self.is_inside = "SLURM_JOB_ID" in told
         argv = on_nodes_argv(
-            command, nodes=nodes, name=self.name, partition=partition, qos=qos,
-            is_inside=self.is_inside,
-        )  # fmt: skip
+            command, nodes=nodes, name=self.name, where=where, is_inside=self.is_inside
+        )
         try:
             self._srun = subprocess.Popen(
                 argv,

@@ -21,7 +21,6 @@ from ftslurm.errors import SchedulerError, UsageError
 from ftslurm.scheduler.job_table import (
     JobRun,
     Table,
-    at,
     end_of,
     gpus_of,
     known_fields,
@@ -30,6 +29,7 @@ from ftslurm.scheduler.job_table import (
     whole,
 )
 from ftslurm.scheduler.slurm import Runner, clean_environment, run_command
+from ftslurm.scheduler.slurm_parse import at
 
 ASK_S = 30.0
 """For a list of fields, or of the jobs that slurmctld knows."""
@@ -45,9 +45,6 @@ _SHOWN = re.compile(r"(?:^| )([A-Z][A-Za-z/:]*)=(\S*)")
 _NAME = re.compile(
     r" JobName=(?P<name>.*?) UserId=(?P<user>\S+)\((?P<uid>\d+)\) GroupId=\S+\(\d+\)(?= |\Z)"
 )
-# In local time an hour comes twice when the clocks are put back; sacct takes any format of
-# strftime (22.05: seen), and one that does not is read as well.
-_SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 
 
 class NoAccounting(SchedulerError):
@@ -79,7 +76,7 @@ def open_table(query: Query, *, run: Runner = run_command) -> Iterator[tuple[Tab
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
-            env={**clean_environment(), **_SECONDS}, encoding="utf-8", errors="replace",
+            env=clean_environment(), encoding="utf-8", errors="replace",
         )  # fmt: skip
         assert process.stdout is not None
         watch = _Watch(process, query.answer_s)

@@ -8,18 +8,18 @@ import pwd
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 from ftslurm.errors import SchedulerError
 from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.slurm import SHOW_PARTITIONS, Runner, checked, run_command
-from ftslurm.scheduler.slurm_parse import parse_config, parse_partitions
+from ftslurm.scheduler.slurm_parse import at, parse_config, parse_partitions
 
 ASK_S = 20.0
 
 # Of the first line of `scontrol show config`; slurmctld fills it in as it answers (proc_req.c).
-_SAID_AT = re.compile(r"data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_SAID_AT = re.compile(r"data as of (\S+)")
 _SPAN = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 
@@ -39,6 +39,23 @@ class Qos:
     """`cluster`, or an empty text: that of the cluster."""
     preempts: tuple[str, ...]
     """Names of the QOS whose jobs make room for jobs of this one."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a job of a user gets that does not ask for it."""
+
+    account: str = ""
+    """Empty: not told."""
+    qos: Mapping[str, str] = field(default_factory=dict)
+    """Account -> its association's default, or the only one that it may use. Without what is not
+    told: which of several without a default (22.05 to 26.05 gave `normal`), and by partition."""
+
+    @property
+    def default_qos(self) -> dict[str, str]:
+        """`qos`, that of `account` under an empty name as well."""
+        of_own = self.qos.get(self.account)
+        return {**self.qos, **({"": of_own} if of_own else {})}
 
 
 def read_settings(*, run: Runner = run_command, clock: Callable[[], float] = time.time) -> Settings:
@@ -67,27 +84,43 @@ def read_qos(*, run: Runner = run_command) -> Optional[dict[str, Qos]]:
     return found
 
 
-def read_default_qos(cluster: str, user: str, *, run: Runner = run_command) -> dict[str, str]:
-    """Account -> the QOS that a job of `user` gets which names none: its association's default, or
-    the only one that it may use; under an empty name that of the account which such a job gets.
-    Without what is not told: which of several without a default (22.05 to 26.05 gave `normal`), and
-    by partition."""
-    of = ["sacctmgr", "--noheader", "--parsable2", "show"]
-    columns = "format=Cluster,Account,User,Partition,DefaultQOS,QOS"
+def read_own(cluster: str, user: str, *, run: Runner = run_command) -> Own:
+    """Of jobs of `user`, by one question. Empty where accounting does not answer."""
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "user", user, "withassoc",
+            f"cluster={cluster}",
+            "format=DefaultAccount,Account,Partition,DefaultQOS,QOS"]  # fmt: skip
     try:
-        told = checked(run, [*of, "assoc", f"user={user}", f"cluster={cluster}", columns], ASK_S)
-        default = checked(run, [*of, "user", user, "format=User,DefaultAccount"], ASK_S)
+        told = checked(run, argv, ASK_S)
     except SchedulerError:
-        return {}
-    rows = [line.split("|") for line in told.splitlines() if line.count("|") == 5]
-    parted = {row[1] for row in rows if row[3]}
+        return Own()
+    rows = [line.split("|") for line in told.splitlines() if line.count("|") == 4]
+    parted = {row[1] for row in rows if row[2]}
     found = {}
-    for _, account, _, _, default_qos, allowed in rows:
+    for _, account, _, default_qos, allowed in rows:
         qos = default_qos or ("" if "," in allowed else allowed)
         if qos and account not in parted:
             found[account] = qos
-    account = default.splitlines()[0].partition("|")[2] if default.strip() else ""
-    return {**found, **({"": found[account]} if account in found else {})}
+    return Own(rows[0][0] if rows else "", found)
+
+
+def read_ancestors(
+    cluster: str, account: str, *, run: Runner = run_command
+) -> Optional[tuple[str, ...]]:
+    """Accounts above `account`, the nearest first; None when accounting does not tell."""
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"cluster={cluster}", "user=",
+            "format=Account,ParentName"]  # fmt: skip
+    try:
+        told = checked(run, argv, ASK_S)
+    except SchedulerError:
+        return None
+    above = dict(line.split("|") for line in told.splitlines() if line.count("|") == 1)
+    if account not in above:
+        return None
+    found: list[str] = []
+    while above.get(account) and above[account] not in found:
+        account = above[account]
+        found.append(account)
+    return tuple(found)
 
 
 def mode_of_qos(known: Mapping[str, Qos], name: str, of_cluster: str) -> str:
@@ -115,13 +148,13 @@ def with_qos(site: Site, config: Mapping[str, str], *, run: Runner = run_command
         site,
         qos_grace_s={name: one.grace_s for name, one in known.items()},
         qos_preempt_mode={name: mode_of_qos(known, name, of_cluster) for name in known},
-        default_qos=own_default_qos(config, run=run),
+        default_qos=own_terms(config, run=run).default_qos,
     )
 
 
-def own_default_qos(config: Mapping[str, str], *, run: Runner = run_command) -> dict[str, str]:
-    """read_default_qos of whoever asks."""
-    return read_default_qos(config.get("ClusterName", ""), _user(), run=run)
+def own_terms(config: Mapping[str, str], *, run: Runner = run_command) -> Own:
+    """read_own of whoever asks."""
+    return read_own(config.get("ClusterName", ""), _user(), run=run)
 
 
 def _user() -> str:
@@ -144,18 +177,11 @@ def read_gres(partition: str, *, run: Runner = run_command) -> Optional[dict[str
 
 def _clock_off_s(told: str, asked_at: float, answered_at: float) -> Optional[float]:
     match = _SAID_AT.search(told)
-    if match is None:
+    said_at = at(match[1]) if match else None
+    if said_at is None:
         return None
-    there = time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")
-    # Local time without its offset: in the hour that comes twice a year, the nearer one is meant.
-    offs = []
-    for is_summer in (0, 1):
-        said_at = time.mktime((*there[:8], is_summer))
-        if time.localtime(said_at)[:6] != there[:6]:
-            continue
-        # Its seconds are cut off, and it was said between the question and the answer.
-        offs.append(min(0.0, said_at + 1.0 - asked_at) + max(0.0, said_at - answered_at))
-    return min(offs, key=abs, default=None)
+    # Its seconds are cut off, and it was said between the question and the answer.
+    return min(0.0, said_at + 1.0 - asked_at) + max(0.0, said_at - answered_at)
 
 
 def _span_s(text: str) -> int:

@@ -72,8 +72,7 @@ _NEVER_AGAIN = (
 
 # The user's own defaults for these commands would change the fields, order or filter of the output,
 # or ask another cluster than the one that sbatch.py submits to: there a job of ours is unknown.
-_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SACCT_", "SLURM_CLUSTERS",
-            "SLURM_TIME_FORMAT")  # fmt: skip
+_FOREIGN = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SACCT_", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,10 @@ Runner = Callable[[list[str], float], Completed]
 def clean_environment() -> dict[str, str]:
     """Ours, less what would change what Slurm's commands print."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    # By themselves they cut lists of tasks after 64 characters (22.05: seen).
-    return {**environ, "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
+    # By themselves they cut lists of tasks after 64 characters (22.05: seen), and tell times in
+    # local time, of which an hour comes twice a year; all of them take any format of strftime
+    # (22.05, 24.11, 26.05: seen).
+    return {**environ, "LC_ALL": "C", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 
 
 def run_command(argv: list[str], timeout_s: float) -> Completed:

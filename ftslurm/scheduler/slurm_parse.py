@@ -138,13 +138,20 @@ def _memory_mb(text: str) -> int:
     return int(int(match[1]) * 1024.0 ** "KMGT".index((match[2] or "M").upper()) / 1024)
 
 
-def parse_end_time(text: str) -> Optional[float]:
-    """UTC seconds of the first line's end time; None when there is none (N/A, unlimited)."""
-    stamp = text.strip().partition("\n")[0].rpartition("|")[2]
+def at(stamp: str) -> Optional[float]:
+    """UTC seconds, for which Slurm's commands are asked (`clean_environment`); of local time, too.
+    None for `Unknown`, `N/A` and the like."""
+    if stamp.isascii() and stamp.isdigit():
+        return float(stamp)
     try:
         return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
+
+
+def parse_end_time(text: str) -> Optional[float]:
+    """UTC seconds of the first line's end time; None when there is none (N/A, unlimited)."""
+    return at(text.strip().partition("\n")[0].rpartition("|")[2])
 
 
 def parse_terms(text: str) -> Terms:
@@ -192,6 +199,7 @@ def parse_site(config_text: str, partition_text: str) -> Site:
         expedited_requeue=_expedites(config, version),
         requeue_exit=exit_codes(config.get("RequeueExit", "")),
         requeue_exit_hold=exit_codes(config.get("RequeueExitHold", "")),
+        cluster=config.get("ClusterName", ""),
         array_size=parse_array_size(config),
         findings=_findings(config, version),
     )
