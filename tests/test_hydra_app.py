@@ -77,7 +77,7 @@ def start(folder, *words, many=True, launcher=True, env=None):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
 

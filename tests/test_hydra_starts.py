@@ -92,7 +92,7 @@ def start(folder, *argv):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

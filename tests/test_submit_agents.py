@@ -12,7 +12,7 @@ from fakes.script_loop import alive, calls, starter, wait_for
 from ftslurm.agent.keep import LONG_S
 from ftslurm.agent.main import LEADER_WITHIN_S
 
-SRUN_OF_AGENTS = "echo $$ >>agents\nexec sleep 30"
+SRUN_OF_AGENTS = "echo $$ >>agents\nexec sleep 200"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def recovered(run_dir):
 
 
 def wait_until_gone(*pids):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(map(alive, pids)):
         assert time.monotonic() < deadline, pids
         time.sleep(0.05)
@@ -49,7 +49,7 @@ def test_agents_are_started_once_for_all_attempts_and_end_with_the_job(watched):
         recover=["0 restart", "0 stop"],
         ranks="while [ ! -e agents ]; do sleep 0.02; done\nexit 9",
     )
-    assert process.wait(30) == 1
+    assert process.wait(90) == 1
     (pid,) = (run_dir / "agents").read_text().split()
     wait_until_gone(pid)
     assert [call[1] for call in calls(run_dir)].count("ftslurm.agent") == 1
@@ -59,9 +59,8 @@ def test_a_short_job_ends_without_having_had_agents(watched):
     process, run_dir = watched(
         agent=SRUN_OF_AGENTS, agents_after_s=600, claim=["0 go 1 n1 20001"], recover=["0 done"]
     )
-    begun = time.monotonic()
-    assert process.wait(30) == 0
-    assert time.monotonic() - begun < 20 and not (run_dir / "agents").exists()
+    assert process.wait(90) == 0
+    assert not (run_dir / "agents").exists()
 
 
 def test_agents_that_begin_late_come_with_a_further_attempt(watched, tmp_path):
@@ -74,7 +73,7 @@ def test_agents_that_begin_late_come_with_a_further_attempt(watched, tmp_path):
         claim=["0 go 1 n1 20001", *["0 go 2 n1 20002"] * 200],
         ranks="sleep 0.1\nexit 9",
     )
-    assert process.wait(45) == 0
+    assert process.wait(200) == 0
     (pid,) = (run_dir / "agents").read_text().split()
     wait_until_gone(pid)
 
@@ -87,7 +86,7 @@ def test_agents_that_begin_late_come_beside_the_ranks_of_a_longer_attempt(watche
         recover=["0 done"],
         ranks="while [ ! -e agents ]; do sleep 0.02; done\nexit 0",
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert [call[1] for call in calls(run_dir)].count("ftslurm.agent") == 1
 
 
@@ -98,7 +97,7 @@ def test_agents_that_have_ended_are_started_again_before_the_next_attempt(watche
         recover=["0 restart", "0 done"],
         ranks="until [[ $(grep -c . agents) -ge $FTSLURM_ATTEMPT ]]; do sleep 0.02; done\nexit 9",
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert len((run_dir / "agents").read_text().split()) >= 2
 
 
@@ -111,7 +110,7 @@ def test_agents_that_end_while_ranks_run_are_started_again_beside_them(watched):
         recover=["0 done"],
         ranks="while [ ! -e go ]; do sleep 0.02; done\nexit 0",
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     first, second = (run_dir / "agents").read_text().split()
     wait_until_gone(second)
     assert recovered(run_dir) == ["--attempt", "1", "--rc", "0"]
@@ -119,14 +118,52 @@ def test_agents_that_end_while_ranks_run_are_started_again_beside_them(watched):
 
 def test_agents_that_do_not_go_hold_the_job_for_two_seconds_at_most(watched, tmp_path):
     """As srun is held by a dead node."""
-    hook = "while [ ! -e agents ]; do sleep 0.02; done\n"
+    hook = "while [ ! -e go ]; do sleep 0.02; done\n"
     (tmp_path / "it's a $(touch x) run" / "claim-hook").write_text(hook)
     process, run_dir = watched(agent=f"trap '' TERM\n{SRUN_OF_AGENTS}", claim=["0 done"])
     wait_for(run_dir / "agents")
     begun = time.monotonic()
+    (run_dir / "go").touch()
     try:
-        assert process.wait(30) == 0
-        assert 1.9 < time.monotonic() - begun < 15
+        assert process.wait(90) == 0
+        assert 1.9 < time.monotonic() - begun < 60
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("claim, code", [("3", 3), ("0 go 1 n1 20001", 1), ("0 done", 0)])
+def test_the_last_word_of_the_figures_comes_after_the_decision_and_changes_no_code(
+    watched, claim, code
+):
+    process, run_dir = watched(
+        agent=SRUN_OF_AGENTS,
+        claim=[claim],
+        recover=["0 stop"],
+        ranks="exit 137",
+        metrics='[[ $6 == "/of/the node" ]] && cp calls told\nexit 9',
+    )
+    assert process.wait(90) == code
+    told = [line.split("|") for line in (run_dir / "told").read_text().splitlines()]
+    recover = ["recover"] if "go" in claim else []
+    verbs = [words[2] for words in told if words[1] == "ftslurm"]
+    assert verbs == ["claim", *recover, "metrics"]
+
+
+def test_the_signals_of_a_jobs_end_do_not_cut_the_last_word_short_and_a_hang_does_not_last(watched):
+    process, run_dir = watched(
+        agent=SRUN_OF_AGENTS,
+        claim=["0 done"],
+        metrics="touch up\nwhile [ ! -e go ]; do sleep 0.02; done\ntouch told",
+    )
+    wait_for(run_dir / "up")
+    begun = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        os.killpg(process.pid, number)
+    try:
+        assert process.wait(90) == 0
+        assert time.monotonic() - begun < 60
+        (run_dir / "go").touch()
+        wait_for(run_dir / "told")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -135,7 +172,7 @@ def test_what_the_launcher_says_is_kept_and_passed_on_and_its_code_is_its_own(wa
     process, run_dir = watched(
         claim=["0 go 1 n1 20001"], recover=["0 stop"], ranks="echo task 3: Killed >&2\nexit 137"
     )
-    assert process.wait(30) == 1
+    assert process.wait(90) == 1
     kept = (run_dir / "attempts" / "0001" / "launcher.log").read_text()
     assert kept == "task 3: Killed\n" and kept in capfd.readouterr().err
     assert recovered(run_dir) == ["--attempt", "1", "--rc", "137"]
@@ -152,7 +189,7 @@ def test_a_term_to_all_that_the_shell_started_leaves_the_launcher_somebody_to_ta
     os.killpg(process.pid, signal.SIGTERM)
     time.sleep(0.1)
     (run_dir / "go").touch()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert (run_dir / "attempts" / "0001" / "launcher.log").read_text() == "last words\n"
     assert recovered(run_dir) == ["--attempt", "1", "--rc", "75", "--term"]
 
@@ -169,7 +206,7 @@ def test_the_keeper_leaves_with_the_script_that_started_it(tmp_path):
 
 def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(watched, tmp_path):
     process, run_dir = watched(claim=["0 done"])
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     _, _, rest = (run_dir / "train.sbatch").read_text().partition("\nwatch() {")
     watch = "watch() {" + rest.partition("\n}\n")[0] + "\n}\n"
     with subprocess.Popen(["sleep", "60"]) as stranger:
@@ -179,7 +216,7 @@ def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(watch
             "python=sleep; watch() { :; }; sleep 60 & agents=$!\n"
             f"{watch}watch; wait $agents; echo $?\n"
         )
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100)
         assert stranger.poll() is None
         stranger.kill()
     # Another one is started for it; what is the keeper is woken.
@@ -198,7 +235,7 @@ def test_a_keeper_that_cannot_start_the_agents_tries_again(tmp_path):
             wait_for(tmp_path / "up")
         finally:
             keeper.terminate()
-        assert keeper.wait(20) == 0
+        assert keeper.wait(60) == 0
 
 
 def test_the_agents_begin_with_the_signals_of_a_new_process(tmp_path):
@@ -211,7 +248,7 @@ def test_the_agents_begin_with_the_signals_of_a_new_process(tmp_path):
             masks = [keeper.stdout.readline().rstrip() for _ in range(2)]
         finally:
             keeper.terminate()
-        assert keeper.wait(20) == 0
+        assert keeper.wait(60) == 0
     assert masks == new
 
 
@@ -225,7 +262,7 @@ def test_a_keeper_that_was_begun_with_sigchld_ignored_starts_the_agents_again_to
             wait_for(tmp_path / "twice")
         finally:
             keeper.terminate()
-        assert keeper.wait(20) == 0
+        assert keeper.wait(60) == 0
 
 
 def test_agents_without_a_leader_are_started_again_after_longer_and_longer_pauses():

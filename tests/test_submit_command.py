@@ -241,7 +241,7 @@ def test_a_run_is_followed_by_its_id_under_runs(folder, slurm, capsys, monkeypat
 def test_a_local_run_is_submitted_requeued_and_followed_to_its_end(folder):
     command = [sys.executable, "-m", "ftslurm", "submit", *OWN, "cluster=local", "--wait"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100,
+        command, capture_output=True, text=True, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -259,12 +259,12 @@ def test_a_local_run_is_submitted_requeued_and_followed_to_its_end(folder):
 def test_a_local_run_outlives_its_submitter_and_keeps_no_pipe_of_its(folder):
     command = [sys.executable, "-m", "ftslurm", "submit", *OWN, "cluster=local", "--json"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100,
+        command, capture_output=True, text=True, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run_dir = Path(json.loads(done.stdout)["run_dir"])
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while not (run_dir / "DONE").exists():
         assert time.monotonic() < deadline, (run_dir / "submit").iterdir()
         time.sleep(0.1)

@@ -15,7 +15,7 @@ from ftslurm.run.layout import RunLayout
 from ftslurm.run.record import read_record
 from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
-from ftslurm.run.sweep_record import TaskRecord, add_tasks
+from ftslurm.run.sweep_record import ASKED, TaskRecord, add_array, add_tasks
 from ftslurm.scheduler import open_scheduler
 from ftslurm.scheduler.protocol import Site
 from ftslurm.scheduler.sbatch import RefusedError, UnclearError, parse_job_id, scrubbed
@@ -259,6 +259,21 @@ def test_tasks_of_a_sweep_are_an_array_a_group(sweep, sbatch):
     assert [job.job_id for job in jobs] == ["4000_0", "4001_1", "4000_2"]
     assert [job.paths.folder for job in jobs] == [sweep.task(n).submit for n in range(3)]
     assert jobs[0].num_tasks == 4
+
+
+def test_of_an_array_that_is_found_again_only_tasks_that_were_asked_for_are_read(
+    sweep, sbatch, tmp_path
+):
+    add_array(sweep, ASKED, 1, [1])
+    squeue = tmp_path / "sbatch/bin/squeue"
+    squeue.write_text(f"#!/bin/sh\necho '70|1|{sweep.group_script(1)}'\n")
+    squeue.chmod(0o755)
+    sweep.task(1).run_json.write_text("{")
+    jobs = FtslurmExecutor(sweep.submit).map_array(
+        TrainCall(), [str(sweep.task(number).root) for number in (0, 2)]
+    )
+    assert [job.job_id for job in jobs] == ["4000_0", "4000_2"]
+    assert [job.job_id for job in read_jobs(sweep.task(1))] == ["70_1"]
 
 
 def test_a_batch_that_is_not_taken_whole_gives_no_handles_of_other_runs(sweep, sbatch, tmp_path):

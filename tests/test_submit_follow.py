@@ -269,6 +269,12 @@ def test_a_drill_is_said_when_the_signal_went_out_and_only_then(tmp_path):
     assert "USR1" in line and "step 12" in line
 
 
+def test_a_drill_that_never_came_is_told(tmp_path):
+    attempt(tmp_path, step=12)
+    _, said, _, asked = followed(tmp_path, [RUNNING, JobState("FAILED")], drill_signal="USR1")
+    assert asked == [] and said[-1].startswith("no DRILL: ")
+
+
 def test_a_job_nobody_knows_is_given_up(tmp_path):
     end, _, pauses, _ = followed(tmp_path, [JobState("UNKNOWN", "Invalid job id specified")])
     assert not end.finished and "Invalid job id" in end.text

@@ -94,7 +94,7 @@ def test_a_run_directory_holds_all_a_restart_needs(repository):
     assert layout.config_yaml.read_text() == "name: run\n"
     assert str(layout.root) in layout.script.read_text()
     assert (layout.submit / "train.pkl").is_file()
-    for folder in (layout.steps, layout.trace, layout.attempts):
+    for folder in (layout.steps, layout.trace, layout.attempts, layout.control):
         assert folder.is_dir()
 
 

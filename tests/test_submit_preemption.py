@@ -39,14 +39,8 @@ class Recorded:
             failed = Completed(1, "", "sacctmgr: error: Problem talking to the database")
             if self.accounts is None:
                 return failed
-            user = (RECORDED / "user.txt").read_text()
-            return Completed(
-                0,
-                {"qos": self.accounts, "assoc": self.assoc, "user": user}[
-                    argv[argv.index("show") + 1]
-                ],
-                "",
-            )
+            told = {"qos": self.accounts, "user": self.assoc}
+            return Completed(0, told[argv[argv.index("show") + 1]], "")
         return Completed(0, self.config if "config" in argv else self.partitions, "")
 
     def site(self):
@@ -103,7 +97,7 @@ def test_a_job_that_names_no_qos_has_its_users_default(assoc, account, qos):
 
 
 def test_an_association_of_a_partition_is_no_default_of_the_account():
-    rows = DEFAULT.read_text() + "ftslurm|ftslurm|ftuser1|high|low|low\n"
+    rows = DEFAULT.read_text() + "ftslurm|ftslurm|high|low|low\n"
     site = Recorded(accounts=QOS, assoc=rows).site()
     assert site.default_qos == {}
 

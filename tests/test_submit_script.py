@@ -15,7 +15,7 @@ def loop(tmp_path):
 
 def test_a_finished_run_ends_the_job_at_once(loop):
     process, run_dir = loop(claim=["0 done"])
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert calls(run_dir) == [["-m", "ftslurm", "claim", str(run_dir)]]
     assert not list(run_dir.rglob("x")), "the path's $(touch x) was run"
 
@@ -26,7 +26,7 @@ def test_the_loop_restarts_until_recover_says_otherwise(loop):
         recover=["0 restart", "0 done"],
         ranks='echo "$MASTER_ADDR $MASTER_PORT $FTSLURM_ATTEMPT $SEEN_LOGS" >>seen\nexit 75',
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     logs = run_dir / "attempts"
     assert (run_dir / "seen").read_text().splitlines() == [
         f"n1 20001 8 {logs}/0008/logs/rank-%t.log",
@@ -57,13 +57,13 @@ def test_the_loop_restarts_until_recover_says_otherwise(loop):
 )
 def test_the_job_leaves_with_the_code_that_fits(loop, claim, recover, code):
     process, _ = loop(claim=claim, recover=recover)
-    assert process.wait(30) == code
+    assert process.wait(90) == code
 
 
 @pytest.mark.parametrize("claim", ["126", "127", "1"])
 def test_a_file_system_that_is_away_is_waited_for_though_no_python_can_say_so(loop, claim):
     process, run_dir = loop(claim=[claim, "0 done"])
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert len(calls(run_dir)) == 2
 
 
@@ -71,7 +71,7 @@ def test_an_error_of_a_verb_is_final_where_the_run_can_be_read(loop, tmp_path):
     run_json = tmp_path / "it's a $(touch x) run" / "run.json"
     run_json.touch()
     process, run_dir = loop(claim=["1", "0 done"])
-    assert process.wait(30) == 1
+    assert process.wait(90) == 1
     assert len(calls(run_dir)) == 1
 
 
@@ -81,7 +81,7 @@ def test_the_source_is_waited_for(loop, tmp_path):
     process, run_dir = loop(claim=["0 done"])
     time.sleep(0.3)
     code.mkdir()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert len(calls(run_dir)) == 1
 
 
@@ -99,7 +99,7 @@ def test_a_signal_to_the_shell_ends_neither_it_nor_its_wait(loop, number, option
         process.send_signal(number)
         time.sleep(0.02)
     (run_dir / "go").touch()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "9", *option]
 
 
@@ -111,7 +111,7 @@ def test_the_terms_of_its_own_requeue_do_not_kill_recover(loop, tmp_path):
     for _ in range(3):  # as Slurm does: to the shell and all that it started
         os.killpg(process.pid, signal.SIGTERM)
     (run_dir / "go").touch()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
 
 
 ASKED, NOT_ASKED = "0 go 1 n1 20001 0 n1 1 preflight", "0 go 1 n1 20001 0 n1 1"
@@ -135,7 +135,7 @@ def test_ranks_start_unless_the_preflight_has_one_of_its_two_words(
     process, run_dir = loop(
         claim=[claim], recover=["0 requeued"], ranks="exit 3", preflight=f"{preflight}; exit 0"
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert (run_dir / "tried").exists() == started
     assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", str(rc)]
     ranks = [call for call in calls(run_dir) if "ftslurm.submit.rank" in call]
@@ -159,7 +159,7 @@ def test_the_code_of_the_ranks_before_keeps_nobody_from_starting(loop):
         ranks="exit 3",
         preflight="exit 0",
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     ranks = [call for call in calls(run_dir) if "ftslurm.submit.rank" in call]
     assert len(ranks) == 2
 
@@ -173,7 +173,7 @@ def test_lines_of_setup_run_first_and_change_nothing_of_the_loop(loop, monkeypat
         setup=["export A=$((1 + 1)) PYTHONPATH=/of/a/module", "echo $NOT_SET", "set -e; IFS=x"],
         env={"B": "$A"},
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     line = f"{run_dir}/code:/of/a/module|2|$A|{run_dir}"
     assert (run_dir / "seen").read_text().splitlines() == [line] * 2
 
@@ -183,7 +183,7 @@ def test_lines_of_setup_run_first_and_change_nothing_of_the_loop(loop, monkeypat
 )
 def test_a_line_of_setup_that_fails_ends_the_job_before_a_claim(loop, capfd, line, code):
     process, run_dir = loop(claim=["0 done"], setup=["true", line])
-    assert process.wait(30) == code
+    assert process.wait(90) == code
     assert not (run_dir / "calls").exists()
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("train.sbatch: error: cluster.setup failed on ")
@@ -199,7 +199,7 @@ def test_the_environment_is_unpacked_before_the_ranks_of_every_attempt(loop, tmp
         environment="env.tar",
         rank_python=str(tmp_path / "python"),
     )
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert (run_dir / "seen").read_text().splitlines() == ["unpack nodes", "rank"] * 2
     unpack = next(call for call in calls(run_dir) if "ftslurm.node.unpack" in call)
     folders = [str(tmp_path / name) for name in ("env.tar", "unpacked", "python")]
@@ -214,7 +214,7 @@ def test_no_rank_is_started_where_the_environment_could_not_be_unpacked(loop):
         ranks="touch started",
         environment="env.tar",
     )
-    assert process.wait(30) == 1
+    assert process.wait(90) == 1
     assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "1"]
     assert not (run_dir / "started").exists()
 
@@ -232,6 +232,6 @@ def test_a_signal_while_the_environment_is_unpacked_ends_neither_shell_nor_wait(
         process.send_signal(signal.SIGTERM)
         time.sleep(0.02)
     (run_dir / "go").touch()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert calls(run_dir)[-1][4:] == ["--attempt", "1", "--rc", "75", "--term"]
     assert not (run_dir / "started").exists()

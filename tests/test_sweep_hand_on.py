@@ -193,7 +193,7 @@ def held(layout, lock):
         assert holder.stdout.readline() == b"held\n"
         yield
     finally:
-        holder.communicate(timeout=20)
+        holder.communicate(timeout=60)
 
 
 def test_where_another_waits_in_line_nobody_waits_behind_it(tmp_path, queue, monkeypatch, capsys):

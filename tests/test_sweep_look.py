@@ -224,7 +224,6 @@ def test_a_task_that_was_cancelled_by_hand_is_told_so_when_slurm_has_forgotten_i
     layout = make_sweep(tmp_path, 1)
     queued(layout, queue, [0])
     queue.jobs.clear()
-    layout.task(0).control.mkdir()
     note_act(layout.task(0), "cancel", "cancelled", "70_0")
     assert states(layout) == {0: "cancelled"}
 
@@ -263,9 +262,9 @@ def test_a_thousand_tasks_are_told_in_seconds(tmp_path, queue):
         write_json(paths.attempt_json, attempt, durable=False)
         if number % 2:
             write_json(layout.task(number).done, {"schema_version": 1}, durable=False)
-    began, cpu = time.monotonic(), time.process_time()
+    cpu = time.process_time()
     seen = look(layout)
     assert seen.counts["done"] == 500 and seen.counts["running"] == 500
     assert queue.count("squeue") == 1
     # Wall time is the machine's as well, which other tests share.
-    assert time.process_time() - cpu < 3 and time.monotonic() - began < 20
+    assert time.process_time() - cpu < 3

@@ -1,6 +1,8 @@
 """What is written down of a sweep is read back, and what Slurm never answered is told."""
 
 import multiprocessing
+import os
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,7 @@ from ftslurm.run.sweep_record import (
     read_tasks,
     unanswered,
 )
+from ftslurm.scheduler.arrays import Outcome, submit_groups
 from tests.fakes.array_queue import make_sweep
 
 
@@ -89,7 +92,7 @@ def test_what_was_asked_and_never_answered_is_told(tmp_path):
 def _hold(layout, is_held, may_go):
     with queueing(layout):
         is_held.set()
-        may_go.wait(30)
+        may_go.wait(90)
 
 
 def test_one_at_a_time_queues_tasks(tmp_path, monkeypatch):
@@ -100,7 +103,7 @@ def test_one_at_a_time_queues_tasks(tmp_path, monkeypatch):
     other = context.Process(target=_hold, args=(layout, is_held, may_go))
     other.start()
     try:
-        assert is_held.wait(30)
+        assert is_held.wait(90)
         with pytest.raises(RunError, match="another process queues"), queueing(layout, wait_s=0):
             pass
         with queueing(layout, sleep=lambda _: may_go.set()):  # as a task's that ends
@@ -108,3 +111,27 @@ def test_one_at_a_time_queues_tasks(tmp_path, monkeypatch):
     finally:
         may_go.set()
         other.join()
+
+
+def test_tasks_and_what_sbatch_is_asked_are_on_the_device_before_it_is_called(
+    tmp_path, monkeypatch
+):
+    synced, fsync = {}, os.fsync
+
+    def noted_fsync(fd):
+        fsync(fd)
+        synced[str(Path(f"/proc/self/fd/{fd}").readlink())] = os.fstat(fd).st_size
+
+    def sbatch(arguments):
+        for path in (layout.tasks_jsonl, layout.arrays_jsonl):
+            assert synced[str(path)] == path.stat().st_size > 0
+        assert str(layout.root) in synced
+        synced.clear()
+        return "70"
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    layout = make_sweep(tmp_path, 2)
+    submit_groups(
+        layout, read_tasks(layout), room=None, outcome=Outcome(), array_size=1001, sbatch=sbatch
+    )
+    assert read_arrays(layout)[-1].array_id == "70" and synced == {}, "an answer is looked for"

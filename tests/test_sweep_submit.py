@@ -152,6 +152,12 @@ def test_tasks_that_ask_for_different_nodes_are_arrays_of_their_own(begin, slurm
     assert [one.group for one in read_tasks(sweep.layout)] == [0, 1, 0, 1, 0, 1]
 
 
+def test_tasks_that_ask_for_as_many_nodes_for_fewer_ranks_are_an_array_of_their_own(begin, slurm):
+    sweep = begin()
+    sweep.launch([task(0, nodes=3), task(1, nodes=2, spares=1), task(2, nodes=3)])
+    assert [call["options"]["array"] for call in slurm.calls] == ["0,2", "1"]
+
+
 def test_tasks_that_resubmit_run_side_by_side_and_each_has_its_own_next_jobs(begin, slurm):
     sweep = begin()
     sweep.launch([task(number, continue_by="resubmit", job_name="gpt") for number in range(2)])

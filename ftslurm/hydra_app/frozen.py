@@ -15,6 +15,7 @@ Private names used of OmegaConf: `_get_full_key`. Of Hydra: none.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 import re
@@ -218,7 +219,7 @@ def _refuse_held(config: Any, data: bytes, number: int) -> None:
     environ = {
         name: value
         for name, value in os.environ.items()
-        if value.encode("utf-8", "surrogatepass") in data and held_secret(value, {name: value})
+        if _may_be_held(name, value) and value.encode("utf-8", "surrogatepass") in data
     }
     if not environ:
         return
@@ -230,6 +231,11 @@ def _refuse_held(config: Any, data: bytes, number: int) -> None:
                 f"would be written down; write '${{oc.env:{name}}}', in quotes that keep the shell "
                 f"from it (if it is none: env -u {name} ...)"
             )
+
+
+@functools.lru_cache(maxsize=1000)
+def _may_be_held(name: str, value: str) -> bool:
+    return held_secret(value, {name: value}) is not None
 
 
 def _sentence(error: Exception, number: int, overrides: Sequence[str]) -> str:

@@ -30,7 +30,6 @@ from ftslurm.errors import RunError, UsageError
 from ftslurm.run.layout import CALL, RunLayout
 from ftslurm.run.rank import stop_flag
 from ftslurm.run.record import read_record
-from ftslurm.run.spec import RunSpec
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import read_tasks
 from ftslurm.run.trust import require_own
@@ -93,7 +92,7 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
                 f"executor `{NAME}` takes runs one by one, or tasks of one sweep together: make "
                 "the sweep with `ftslurm submit -m`"
             )
-        return [_job(runs[0], submit(frozen_arguments(runs[0])))]
+        return [_job(runs[0], submit(frozen_arguments(runs[0])), _world_size(runs[0]))]
 
     def _submit_tasks(self, sweep: SweepLayout, run_ids: Sequence[str]) -> list[SlurmJob]:
         # Here: each rank loads this module, and has no use for that.
@@ -110,12 +109,14 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
         )
         if self.outcome.is_refused:
             raise RefusedError(reasons(self.outcome.refused))
-        jobs = {
-            sweep.task_id(number): _job(sweep.task(number), array.job_id(number))
-            for array in self.outcome.arrays
-            for number in array.numbers
-            if sweep.task_id(number) in wanted
-        }
+        jobs = {}
+        for array in self.outcome.arrays:
+            numbers = [number for number in array.numbers if sweep.task_id(number) in wanted]
+            # The tasks of a group have as many ranks.
+            world_size = _world_size(sweep.task(numbers[0])) if numbers else 0
+            for number in numbers:
+                run, job_id = sweep.task(number), array.job_id(number)
+                jobs[sweep.task_id(number)] = _job(run, job_id, world_size)
         if self._delayed_batch is not None and len(jobs) < len(wanted):
             # A batch gives its handles away by their places alone.
             why = reasons({**self.outcome.left, **self.outcome.refused})
@@ -139,12 +140,12 @@ class FtslurmExecutor(SlurmExecutor):  # type: ignore[misc]
         return run
 
 
-def _spec(run: RunLayout) -> RunSpec:
-    return read_record(run).spec
+def _world_size(run: RunLayout) -> int:
+    return read_record(run).spec.world_size
 
 
-def _job(run: RunLayout, job_id: str) -> SlurmJob:
-    return SlurmJob(folder=run.submit, job_id=job_id, tasks=list(range(_spec(run).world_size)))
+def _job(run: RunLayout, job_id: str, world_size: int) -> SlurmJob:
+    return SlurmJob(folder=run.submit, job_id=job_id, tasks=list(range(world_size)))
 
 
 class RunJobPaths(JobPaths):  # type: ignore[misc]

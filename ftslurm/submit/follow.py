@@ -31,6 +31,10 @@ DRILL_PAUSE_S = 2.0
 LAST_WORD_S = 5.0
 """DONE is written by the ranks, the last attempt's decision a moment later by the batch script."""
 LAST_WORD_PAUSE_S = 0.5
+_NO_DRILL = (
+    "no DRILL: the run was never seen training on from a committed step; more steps, or a smaller"
+    " checkpoint.interval_steps, leave time for one"
+)
 
 
 def look(layout: RunLayout, scheduler: Scheduler) -> View:
@@ -146,12 +150,15 @@ class Follower:
         return end
 
     def _with_last_word(self, end: Ending, view: View) -> Ending:
-        """Wait a moment for the last attempt's decision, so that `status` tells the whole story."""
+        """Wait a moment for the last attempt's decision, so that `status` tells the whole story; a
+        drill that never came is told."""
         deadline = self.now() + LAST_WORD_S
         while end.finished and _is_undecided(view) and self.now() < deadline:
             self.sleep(LAST_WORD_PAUSE_S)
             before, view = view, self._look(self.now()) or view
             self._say_news(before, view)
+        if self.drill_signal is not None:
+            self.say(_NO_DRILL)
         return end
 
     def _hasten(self, view: View) -> None:

@@ -14,8 +14,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -174,6 +174,19 @@ def plan_at(layout: RunLayout, spec: RunSpec, config_text: str, given: Given) ->
     )
 
 
+def plan_alike(plan: Plan, layout: RunLayout) -> Plan:
+    """The plan of another run with the same spec, of the same sweep. A run's id has its sweep's
+    random digits in it, so where it stands it is meant."""
+    before, run_id = plan.run_id, layout.root.name
+    return replace(
+        plan,
+        run_id=run_id,
+        layout=layout,
+        script=plan.script.replace(before, run_id),
+        options=[option.replace(before, run_id) for option in plan.options],
+    )
+
+
 def require_entry(spec: RunSpec, snapshot: Snapshot) -> None:
     """SpecError when the ranks would not find the entry's module."""
     own = not spec.cluster.ranks_are_inside and not spec.cluster.rank_python
@@ -244,7 +257,9 @@ def freeze(plan: Plan) -> None:
         building.submit.mkdir()
         copied = copy_code(plan.snapshot, building.code, building.submit)
         write_call(building.submit)
-        write_run(plan, building, Known(copied.digest, dataset, packages))
+        known = Known(copied.digest, dataset, packages)
+        write_run(plan, building, encode_record(plan, known), write_new)
+        building.control.mkdir()  # an order may be left there before the run begins
         make_durable(building.root)
         refuse_taken(plan.layout)  # a second submit may have been faster
         building.root.rename(root)
@@ -292,19 +307,43 @@ def copy_code(snapshot: Snapshot, code: Path, submit: Path) -> Copied:
     return copied
 
 
-def write_run(plan: Plan, building: RunLayout, known: Known) -> None:
+def write_run(
+    plan: Plan, building: RunLayout, record: bytes, write: Callable[[Path, bytes], None]
+) -> None:
     """Write all of a run but its code and its call, which others share, into `building`, which has
-    a folder `submit`; not durable."""
-    for folder in (building.attempts, building.control, building.trace, building.steps):
+    a folder `submit`; not durable. `record`: of `encode_record`; `write` is asked for what may be
+    the same in many runs.
+
+    Of folders only those that several nodes look into from the start: a name that was looked up
+    there in vain may stay away for a while (files.py). The others are made by who writes into them.
+    """
+    folders = [building.attempts]
+    if not plan.spec.program:  # which has neither
+        folders += [building.trace, building.steps]
+    for folder in folders:
         folder.mkdir(parents=True)
-    write_new(building.config_yaml, plan.config_text.encode())
+    write(building.config_yaml, plan.config_text.encode())
     write_new(building.script, plan.script.encode())
     if plan.command is not None:
         write_new(building.sbatch_command, f"{plan.command}\n".encode())
     # A umask of 002 would let the group in, and what others may write the ranks do not trust.
     building.submit.chmod(0o700)
     building.call.chmod(0o600)
-    write_new(building.run_json, encode_json(_record(plan, known)))
+    write_new(building.run_json, record)
+
+
+def encode_record(plan: Plan, known: Known) -> bytes:
+    """run.json."""
+    return encode_json(_record(plan, known))
+
+
+def record_of(run_id: str, record: bytes, other: str) -> bytes:
+    """run.json of the run `other`, which differs in the id alone from that of `run_id`."""
+    # A text in it breaks no line, and only what is outermost is indented by one.
+    line = '\n "run_id": "{}",\n'
+    head, found, tail = record.partition(line.format(run_id).encode())
+    assert found, run_id
+    return head + line.format(other).encode() + tail
 
 
 def _record(plan: Plan, known: Known) -> dict[str, Any]:

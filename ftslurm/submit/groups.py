@@ -1,4 +1,5 @@
-"""Tasks that ask sbatch for the same things share a script, and so an array. Pure.
+"""Tasks that ask sbatch for the same things, for as many ranks, share a script and so an array.
+Pure.
 
 The script carries the lines for sbatch; what it runs is each task's own.
 """
@@ -18,7 +19,7 @@ class Groups:
     """The groups of one sweep, numbered as they are met."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+        self._numbers: dict[tuple[tuple[str, ...], tuple[str, ...], int], int] = {}
 
     def of(self, plan: Plan) -> int:
         """The number of a run's group."""
@@ -26,13 +27,15 @@ class Groups:
         # Not the plan's own arguments: those of a run that resubmits itself have a job name of its
         # own, under which only one job runs at once; here that is for its next jobs.
         options = tuple(sbatch_options(plan.spec.cluster, log=None))
-        return self._numbers.setdefault((lines, options), len(self._numbers))
+        # With spares, as many nodes may be asked for and fewer have ranks.
+        key = (lines, options, plan.spec.world_size)
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def texts(self, layout: SweepLayout) -> dict[int, tuple[str, str]]:
         """Number -> (script, sbatch's arguments as one line of shell)."""
         return {
             number: (_script(lines, layout), f"{shlex.join(options)}\n")
-            for (lines, options), number in self._numbers.items()
+            for (lines, options, _), number in self._numbers.items()
         }
 
 

@@ -86,7 +86,7 @@ def render_script(
         setup=[shlex.quote(line) for line in cluster.setup],
         exports=[_assignment(name, replaced(v)) for name, v in _exports(cluster).items()],
         agents=agents and _lines(agents, f'{cold} -m ftslurm.agent "$FTSLURM_RUN_DIR"'),
-        keeps_metrics=spec.recovery.metrics_dir is not None,
+        metrics_dir=spec.recovery.metrics_dir and shlex.quote(spec.recovery.metrics_dir),
         unpack=_unpack(on_nodes, environment, None if is_inside else own),
         standby=standbys and _lines(standbys, _module(interpreter, standby_modules(spec))),
         preflight=preflight and _lines(_TRY, preflight, *inside, _module(interpreter, [_TRIAL])),

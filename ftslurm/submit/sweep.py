@@ -29,7 +29,7 @@ from ftslurm.scheduler.protocol import Scheduler, Site
 from ftslurm.scheduler.sbatch import UnclearError
 from ftslurm.submit.checks import Checks
 from ftslurm.submit.dataset import wanted_dataset
-from ftslurm.submit.freeze import Given, Plan, check_place, make_run_id, plan_at
+from ftslurm.submit.freeze import Given, Plan, check_place, make_run_id, plan_alike, plan_at
 from ftslurm.submit.groups import Groups
 from ftslurm.submit.render import NAME
 from ftslurm.submit.snapshot import Snapshot, plan_snapshot
@@ -70,6 +70,7 @@ class Sweep:
         self._groups = Groups()
         self._files = SweepFiles(layout)
         self._snapshot: Optional[Snapshot] = None
+        self._planned: Optional[Plan] = None
         self._numbers: set[int] = set()
 
     @classmethod
@@ -218,6 +219,9 @@ class Sweep:
 
     def _plan(self, task: Task, snapshot: Snapshot) -> Plan:
         spec, runs_dir = task.spec, self.layout.root.parent
+        before, place = self._planned, self.layout.task(task.number)
+        if before is not None and _are_alike(task, place.root.name, before):
+            return plan_alike(before, place)
         self._checks.spec(spec)
         self._require_own_place(spec)
         check_place(spec, self._site, runs_dir)
@@ -230,8 +234,9 @@ class Sweep:
             data=wanted_dataset(spec, runs_dir, self._folder),
             shared_code=self.layout.code,
         )
-        plan = plan_at(self.layout.task(task.number), spec, task.config_text, given)
+        plan = plan_at(place, spec, task.config_text, given)
         self._checks.plan(plan)
+        self._planned = plan
         return plan
 
     def _require_own_place(self, spec: RunSpec) -> None:
@@ -292,6 +297,12 @@ def _has_jobs(layout: SweepLayout) -> bool:
     """Or may have."""
     arrays = read_arrays(layout)
     return bool(unanswered(arrays)) or any(array.event == QUEUED for array in arrays)
+
+
+def _are_alike(task: Task, run_id: str, plan: Plan) -> bool:
+    """But for their ids, as long as which a job's name may be."""
+    is_same = task.spec is plan.spec and task.config_text == plan.config_text
+    return is_same and len(run_id) == len(plan.run_id)
 
 
 def _record(task: Task, plan: Plan, group: int) -> TaskRecord:

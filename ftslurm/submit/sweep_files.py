@@ -19,7 +19,16 @@ from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import SweepRecord, TaskRecord, add_tasks, write_sweep
 from ftslurm.submit.dataset import Dataset, Wanted, prepare_dataset
 from ftslurm.submit.durable import make_durable
-from ftslurm.submit.freeze import CODE_DIFF, CODE_JSON, Known, Plan, copy_code, write_run
+from ftslurm.submit.freeze import (
+    CODE_DIFF,
+    CODE_JSON,
+    Known,
+    Plan,
+    copy_code,
+    encode_record,
+    record_of,
+    write_run,
+)
 from ftslurm.submit.groups import Groups
 from ftslurm.submit.packages import Interpreters
 from ftslurm.submit.render import RUN_DIR
@@ -125,6 +134,7 @@ class _Alike:
     def __init__(self) -> None:
         self._first: dict[str, tuple[bytes, Path]] = {}
         self._call: Optional[Path] = None
+        self._record: Optional[tuple[Plan, Known, bytes]] = None
 
     def call(self, run: RunLayout) -> None:
         from ftslurm.submit.executor import write_call
@@ -143,6 +153,18 @@ class _Alike:
             return
         self._first[path.name] = (data, path)
 
+    def record(self, plan: Plan, known: Known) -> bytes:
+        """run.json, which takes longer to encode than to write. All tasks of a sweep have the same
+        site, source and time."""
+        if self._record is not None:
+            before, as_known, data = self._record
+            asked = plan.spec, plan.config_text, known
+            if asked == (before.spec, before.config_text, as_known):
+                return record_of(before.run_id, data, plan.run_id)
+        data = encode_record(plan, known)
+        self._record = (plan, known, data)
+        return data
+
 
 def _write_task(
     task: Frozen, place: RunLayout, known: Known, shared: SweepLayout, alike: _Alike
@@ -160,7 +182,7 @@ def _write_task(
     alike.call(place)
     for name, data in task.files.items():
         alike.write(place.submit / name, data)
-    write_run(task.plan, place, known)
+    write_run(task.plan, place, alike.record(task.plan, known), alike.write)
 
 
 def _link(source: str, target: str) -> bool:
