@@ -8,10 +8,10 @@ are separated by `;`:
 
 Actions: kill (SIGKILL to this process), exit (code 1), hang (for ever), stop (SIGSTOP to this
 process), hold (for ever, with the interpreter lock held in native code), slow (real work of
-`seconds=S`, then goes on), or an error number by its name in lower case (enospc, eio, estale,
-edquot ...): an OSError. Conditions: rank, attempt, and what the point says of itself (step, or the
-name of the file); `since=N`: from step N on; `times=N` breaks N times in a process and is mended
-then.
+`seconds=S`, then goes on), sleep (the same time without work), or an error number by its name in
+lower case (enospc, eio, estale, edquot ...): an OSError. Conditions: rank, attempt, and what the
+point says of itself (step, or the name of the file); `since=N`: from step N on; `times=N` breaks N
+times in a process and is mended then.
 """
 
 from __future__ import annotations
@@ -109,12 +109,14 @@ def _break(action: str, name: str, pairs: dict[str, str]) -> None:
         re.match("(a+)+$", "a" * 64 + "b")
     elif action == "slow":
         _work(float(pairs["seconds"]))
+    elif action == "sleep":
+        time.sleep(float(pairs["seconds"]))
     elif isinstance(number, int):
         raise OSError(number, f"{os.strerror(number)} (fault injected at {name})")
     else:
         raise UsageError(
-            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, hang, stop, hold, slow, or "
-            "an error number by name, e.g. estale"
+            f"{ENVIRONMENT}: `{action}` is no action; use kill, exit, hang, stop, hold, slow, "
+            "sleep, or an error number by name, e.g. estale"
         )
 
 

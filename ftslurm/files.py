@@ -87,19 +87,23 @@ def patiently(
     Tried again for VIEW_LAG_S: ESTALE, and ENOENT for what its folder lists or, with `announced`,
     what another process has said to be there. For STUMBLE_S: errors that often pass. All else is
     raised at once, so that a file that was never there costs one listing. `patience` is what looks
-    before this one have left.
+    before this one have left. Of a pause no more counts than was meant: a process that was stopped
+    in it has not looked any more often.
     """
     patience = patience or Patience()
-    began_at, pause_s = clock(), 0.05
+    waited_s, pause_s = 0.0, 0.05
     while True:
+        began_at = clock()
         try:
             return work()
         except OSError as error:
             wait_s = patience.wait_s(error, path, announced=announced)
-            if clock() + pause_s > began_at + wait_s:
+            waited_s += clock() - began_at
+            if waited_s + pause_s > wait_s:
                 patience.lose(error, wait_s)
                 raise
         sleep(pause_s)
+        waited_s += pause_s
         pause_s = min(2 * pause_s, 1.0)
 
 
@@ -233,16 +237,17 @@ def read_bytes(path: Path, *, patience: Optional[Patience] = None) -> bytes:
     return patiently(read, path, patience=patience)
 
 
-def append_record(path: Path, record: dict[str, Any]) -> None:
+def append_record(path: Path, record: dict[str, Any], *, durable: bool = False) -> None:
     """Append one line in a single write, with a CRC so that a torn last line is told from a whole.
 
     O_APPEND makes lines of several writers on one host whole (open(2)); it does not over NFS, so a
-    file has one writer. Not tried again: a part of the line may have been written.
+    file has one writer. Not tried again: a part of the line may have been written. `durable`: line
+    and file name are on the device on return.
     """
-    append_records(path, [record])
+    append_records(path, [record], durable=durable)
 
 
-def append_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
+def append_records(path: Path, records: Iterable[dict[str, Any]], *, durable: bool = False) -> None:
     """As `append_record`, with many lines in a single write."""
     lines = b"".join(_line(record) for record in records)
     faults.point("append", name=path.name)
@@ -254,8 +259,12 @@ def append_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
         while lines:
             # A disk that fills up takes a part, then says so.
             lines = lines[os.write(fd, lines) :]
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
+    if durable:
+        fsync_folder(path.parent)
 
 
 def _line(record: dict[str, Any]) -> bytes:

@@ -43,7 +43,7 @@ if ! python=$(find_python); then
     fi
 fi
 
-echo "setup: $venv from $python ($("$python" -V))" >&2
+echo "setup: $venv from $python ($("$python" -V)); torch and the rest take a minute or more" >&2
 umask 022 # jobs run as other users
 if [ ! -e "$venv/.complete" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     rm -rf "$venv" # what an interrupted set-up or another interpreter left

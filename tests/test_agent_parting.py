@@ -10,7 +10,6 @@ from ftslurm.agent.parting import LOOK_S
 from ftslurm.files import write_json
 from ftslurm.run.attempts import read_decision
 
-
 LOOKS_S = 3 * LOOK_S + PART_S
 
 

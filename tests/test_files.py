@@ -168,6 +168,22 @@ def test_what_may_come_into_sight_is_waited_for_and_nothing_else(
     assert waits_s * 0.5 <= clock.now - began_at <= waits_s
 
 
+def test_who_is_stopped_between_two_looks_looks_as_often(tmp_path, lag):
+    (tmp_path / "listed").touch()
+    clock, looks = Clock(), []
+
+    def work():
+        looks.append(clock.now)
+        if len(looks) < 4:
+            raise OSError(errno.EIO, "passes")
+        return "read"
+
+    def sleep(seconds):
+        clock.sleep(seconds + 10.0)
+
+    assert files.patiently(work, tmp_path / "listed", clock=clock, sleep=sleep) == "read"
+
+
 def test_many_files_that_are_gone_cost_the_patience_of_one(tmp_path, lag):
     clock, patience = Clock(), files.Patience()
 

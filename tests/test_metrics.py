@@ -250,7 +250,6 @@ def test_what_is_done_or_cancelled_needs_nobody(tmp_path, capsys):
     run = MadeRun(tmp_path)
     run.attempt(0, trained_to=25)
     run.decide(1, 60, action="stop")
-    run.layout.control.mkdir()
     note_act(run.layout, "cancel", "cancelled", "7")
     told = read_samples(shown(capsys, run.layout.root))
     assert only(told, "run_needs_person") == 0

@@ -13,7 +13,6 @@ from test_render import rendered, spec
 
 from ftslurm.errors import SpecError
 from ftslurm.files import write_json
-from ftslurm.metrics.command import LOOK_S
 from ftslurm.run.attempts import Progress, append_event, write_progress
 from ftslurm.run.spec import RecoverySpec, RunSpec
 from ftslurm.run.spec_check import check
@@ -169,11 +168,10 @@ def test_a_folder_that_nobody_would_write_to_is_refused(folder, scheduler, agent
 
 
 @pytest.mark.parametrize("metrics_dir", [None, "/var/lib/node_exporter"])
-def test_the_batch_script_leaves_time_for_the_last_word_where_there_is_one(metrics_dir):
+def test_the_batch_script_has_the_last_word_where_figures_are_kept(metrics_dir):
     script = rendered(spec(RecoverySpec(metrics_dir=metrics_dir)))
-    last_word = """trap 'sleep 1; kill "$agents" """ in script
-    assert last_word == (metrics_dir is not None)
-    assert LOOK_S < 0.5, "and it looks more than twice in that time"
+    last_word = f'metrics "$FTSLURM_RUN_DIR" --textfile {metrics_dir}' in script
+    assert last_word == ("trap last_word EXIT" in script) == (metrics_dir is not None)
 
 
 def test_this_interpreter_has_the_client():

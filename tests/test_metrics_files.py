@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fakes.chain import ROOT, Chain, wait_for
+from fakes.project import slow_while
 from metrics_runs import MadeRun, only, read_samples
 
 from ftslurm.cli import main
@@ -186,7 +187,6 @@ def test_interrupted_it_writes_a_last_time(run, folder):
         note_act(run.layout, "cancel", "cancelled", "12")
         interrupt()
 
-    run.layout.control.mkdir()
     clock.at[5] = end
     keeper(run, folder, clock).run()
     assert only(told(folder), "run_active") == 0
@@ -346,23 +346,34 @@ def test_only_own_files_of_a_week_ago_are_cleared_away(run, folder):
 def test_beside_a_run_that_trains_it_says_so_and_ends_with_the_run(tmp_path, folder):
     """The whole of it, with real ranks (without torch) and the real command."""
     chain = Chain(tmp_path / "project")
-    run = chain.submit("steps=60", faults="eio@step:rank=1:step=17:attempt=1")
+    held = tmp_path / "held"
+    held.touch()
+    more = ["steps=60", *slow_while(held, since=5)]
+    run = chain.submit(*more, faults="eio@step:rank=1:step=17:attempt=1")
     root = run.layout.root
     path = folder / f"{root.name}.prom"
     argv = [sys.executable, "-m", "ftslurm", "metrics", root, "--textfile", folder, "--every", ".2"]
     process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)})
     seen = []
 
-    def is_over():
+    def look():
         if path.exists():
             now = read_samples(path.read_text())
             seen.append((only(now, "run_training"), only(now, "step"), only(now, "attempts_total")))
+
+    def shows_steps():
+        look()
+        return len({step for trains, step, _ in seen if trains}) > 2
+
+    def is_over():
+        look()
         return process.poll() is not None
 
+    wait_for(shows_steps, run.says)
+    held.unlink()
     wait_for(is_over, run.says)
     assert process.returncode == 0
-    steps = [step for trains, step, _ in seen if trains]
-    assert len(set(steps)) > 2, seen
+    look()
     counts = [attempts for _, _, attempts in seen if attempts]
     assert counts == sorted(counts) and set(counts) == {1, 2}
     last = read_samples(path.read_text())

@@ -80,6 +80,33 @@ def test_outside_of_a_run_a_program_goes_on_as_it_would_have():
     assert done.stdout == "None here False\n", done.stderr
 
 
+@pytest.mark.parametrize("writes", [True, False], ids=["said", "cannot-say"])
+def test_term_ends_no_program_that_has_said_that_it_looks(tmp_path, writes):
+    """In the very moment in which it has said so; one that cannot is ended as any other."""
+    code = (
+        "import os, signal\n"
+        "from ftslurm.program import inside\n"
+        "close = os.close\n"
+        "os.close = lambda fd: (close(fd), os.kill(os.getpid(), signal.SIGTERM))\n"
+        "inside.should_stop()\n"
+        "os.close = close\n"
+        "print(inside.should_stop(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print('goes on')\n"
+    )
+    said = tmp_path / ("aware" if writes else "no/such/folder")
+    environ = {**os.environ, "FTSLURM_STOP_FILE": str(tmp_path / "stop"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environ, "FTSLURM_AWARE_FILE": str(said)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    ended = (0, "True\ngoes on\n") if writes else (-signal.SIGTERM, "False\n")
+    assert (done.returncode, done.stdout) == ended, done.stderr
+
+
 # How it is made to leave: pure.
 
 

@@ -71,9 +71,11 @@ class Chain:
         path = self.layout.resume / "state-0"
         return int(path.read_text()) if path.exists() else 0
 
-    def wait_until_it_looks(self):
+    def wait_until_it_looks(self, ranks=1):
+        """And until all of them run: one that is asked before does not start."""
         wait_for(self.layout.attempt(1).aware.exists, self.run.says)
-        time.sleep(0.5)
+        each = range(ranks)
+        wait_for(lambda: all(steps_seen(self.layout, rank) for rank in each), self.run.says)
 
     def end_as(self, word):
         wait_for(lambda: self.scheduler.job_state(self.job_id).is_ended, self.run.says)
@@ -109,7 +111,7 @@ def unaware(folder):
 
 def aware(folder):
     chain = Chain(folder, AWARE, ranks=2)
-    chain.wait_until_it_looks()
+    chain.wait_until_it_looks(2)
     chain.ask_to_leave()
     return chain.end_as("COMPLETED")
 

@@ -23,19 +23,26 @@ from ftslurm.run.deadline import Deadline, write_deadline
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 60
+MAIN = """
+from ftslurm.program import rank
+rank.LATE_SIGNAL_S = {late_s} or rank.LATE_SIGNAL_S
+exit(rank.main())
+"""
 
 
 class Rank:
     """A rank's process with a program that is a piece of Python."""
 
-    def __init__(self, tmp_path, code, *, rank=0, deadline_s=60.0, environ=None, command=None):
+    def __init__(
+        self, tmp_path, code, *, rank=0, deadline_s=60.0, environ=None, command=None, late_s=None
+    ):
         program = command or [sys.executable, "-c", code]
         self.layout = make_run(tmp_path / "run-1", program=program, deadline_s=deadline_s)
         claim_next(self.layout)
         self.log = self.layout.attempt(1).logs / f"rank-{rank}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-c", "from ftslurm.program.rank import main; exit(main())"],
+                [sys.executable, "-u", "-c", MAIN.format(late_s=late_s)],
                 env={
                     **os.environ, **ENVIRON, "PYTHONPATH": str(ROOT), "SLURM_PROCID": str(rank),
                     "FTSLURM_RUN_DIR": str(self.layout.root), "TMPDIR": str(tmp_path),
@@ -156,7 +163,7 @@ def test_a_program_that_looks_and_stays_gets_term_at_the_deadline_and_kill_after
     sent_at = time.monotonic()
     one.process.send_signal(signal.SIGUSR1)
     assert one.end() == RANK_STOPPED
-    assert 3.0 <= time.monotonic() - sent_at < 30
+    assert time.monotonic() - sent_at >= 3.0
     assert "it gets SIGTERM" in one.says() and "it gets SIGKILL" in one.says()
 
 
@@ -206,6 +213,16 @@ def test_the_end_of_the_job_shortens_what_an_order_or_the_clock_gave_and_a_signa
     assert Watch._deadline_s(watch, request) == pytest.approx(left_s)
 
 
+def test_a_rank_that_was_stopped_itself_gives_term_before_it_kills(monkeypatch):
+    sent = []
+    monkeypatch.setattr("ftslurm.program.child.send", lambda child, number: sent.append(number))
+    request = Request("SIGUSR1", None, at=0.0, since=time.monotonic() - 100.0)
+    watch = SimpleNamespace(request=request, is_aware=True, _sent=None, _deadline_s=lambda _: 1.0)
+    for _ in range(3):
+        Watch._push(watch, None)
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
+
+
 def test_a_program_is_told_by_the_clock_when_no_signal_came(rank):
     one = rank(LOOKING, environ={"FTSLURM_STOP_AT": str(int(time.time()) + 3)})
     assert one.end() == RANK_STOPPED
@@ -244,13 +261,13 @@ def test_a_failing_program_leaves_its_code_its_last_words_and_the_time_of_its_en
     assert record["type"] == "ProgramFailed"
     assert "ended with code 1" in record["message"]
     assert record["message"].endswith("the last line of its log: ValueError: no such luck")
-    assert 0 <= record["at"] - float(one.says().split()[0]) < 20
+    assert 0 <= record["at"] - float(one.says().split()[0]) < 60
 
 
 def test_a_bad_end_that_the_signal_explains_a_moment_later_is_no_failure(rank):
     """Preemption kills a peer first: the program dies of the lost connection, then the rank of its
     own is told."""
-    one = rank("print('begun', flush=True)\nraise ConnectionError")
+    one = rank("print('begun', flush=True)\nraise ConnectionError", late_s=60.0)
     one.wait_for("ConnectionError")
     one.process.send_signal(signal.SIGTERM)
     assert one.end() == RANK_STOPPED
@@ -298,7 +315,7 @@ def test_a_shell_and_what_it_has_started_are_told_together(rank):
     one.process.send_signal(signal.SIGUSR1)
     began = time.monotonic()
     assert one.end() == RANK_STOPPED
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50, "and not at its own end"
 
 
 def test_a_program_dies_with_its_rank(rank):

@@ -107,6 +107,16 @@ def test_a_fault_breaks_where_and_when_it_was_asked_to(monkeypatch):
         faults.point("staged")
 
 
+def test_a_fault_can_be_time_that_passes_from_a_step_on(monkeypatch):
+    slept = []
+    monkeypatch.setattr(faults.time, "sleep", slept.append)
+    monkeypatch.setenv(faults.ENVIRONMENT, "sleep@step:since=3:attempt=2:seconds=0.5")
+    for attempt in (1, 2):
+        for step in (2, 3, 4):
+            faults.point("step", rank=0, step=step, attempt=attempt)
+    assert slept == [0.5, 0.5]
+
+
 def test_a_fault_is_any_error_by_its_name_at_a_named_file_so_many_times(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "1")
     monkeypatch.setenv(faults.ENVIRONMENT, "estale@read_file:name=run.json:rank=1:times=2")

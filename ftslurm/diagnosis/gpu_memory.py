@@ -28,8 +28,9 @@ from ftslurm.run.process_stat import process_stat
 WITHIN_S = 4.0
 """From the end of the last process until its memory counts as not coming back: the driver gives
 80 GiB back in about a second."""
-DRIVER_S = 2.0
-"""More for NVML to start: on a GPU without persistence mode the driver loads first."""
+DRIVER_S = 5.0
+"""More for NVML to start, on a node that is busy ending ranks: on a GPU without persistence mode
+the driver loads first."""
 HELD_BYTES = 2 << 30
 """Less is no trouble to a rank: a service's context, the driver's own."""
 _LOOK_S = 0.2

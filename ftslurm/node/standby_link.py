@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-ANSWER_S = 1.0
-"""How long either waits for the other's next word before the rank is started cold."""
+ANSWER_S = 5.0
+"""How long either waits for the other's next word before the rank is started cold, which costs
+more: what is there and silent is mostly late, on a node that is busy with its ranks' end."""
 
 STANDARD_STREAMS = (0, 1, 2)
 

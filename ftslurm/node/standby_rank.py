@@ -2,7 +2,7 @@
 
 The process that Slurm starts and signals in the rank's place. It hands its environment and its
 standard streams to the standby, which forks the rank (standby.py), passes signals on and ends as
-the rank ends. Where no standby answers within a second, or one that is not like this process, it
+the rank ends. Where no standby answers within ANSWER_S, or one that is not like this process, it
 becomes `python -u -m MODULE ARGUMENTS...` and says so in one line. Standard library only.
 
 The stop signals stay blocked until the rank can take them (run/rank.py): none is lost, none kills a

@@ -27,20 +27,28 @@ class _Word:
         self.got_term = False
 
     def say_aware(self) -> None:
-        """Once: the rank then waits for this program, and TERM no longer ends it."""
+        """Once: TERM no longer ends this program, and then the rank waits for it."""
+        took_term = self._take_term()  # first: whoever reads the word may send it at once
         try:
             os.close(os.open(os.environ[AWARE_FILE], os.O_WRONLY | os.O_CREAT, 0o600))
         except (KeyError, OSError):
+            if took_term:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             return  # tried again at the next call
         self.is_aware = True
-        # Where proctrack is linuxproc, Slurm's TERM goes to every process of the step, not to the
-        # rank alone. A program's own handler stays.
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_term)
+        if took_term:
             os.register_at_fork(
                 before=_block_term, after_in_parent=_unblock_term, after_in_child=self._in_child
             )
+
+    def _take_term(self) -> bool:
+        """Where proctrack is linuxproc, Slurm's TERM goes to every process of the step, not to the
+        rank alone. A program's own handler stays."""
+        is_main = threading.current_thread() is threading.main_thread()
+        takes = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if takes:
+            signal.signal(signal.SIGTERM, self._on_term)
+        return takes
 
     def _on_term(self, number: int, frame: Optional[FrameType]) -> None:
         self.got_term = True

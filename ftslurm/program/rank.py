@@ -180,6 +180,8 @@ class Watch:
         asked_for_s = time.monotonic() - self.request.since
         deadline_s = self._deadline_s(self.request)
         due = push_due(asked_for_s, is_aware=self.is_aware, deadline_s=deadline_s)
+        if due == signal.SIGKILL and self._sent is None:
+            due = signal.SIGTERM  # this rank itself was stopped meanwhile: the next look kills
         if due is not None and due != self._sent:
             self._sent = due
             if self.is_aware or due == signal.SIGKILL:
