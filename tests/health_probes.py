@@ -3,13 +3,18 @@ a boot, and a folder of state; and a clock that only goes when it is told to."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
+from unittest import mock
 
 from fakes.nvml.nodes import Node
 
+from ftslurm.health import probe as probe_module
 from ftslurm.health import signals as s
+from ftslurm.health import sources
 from ftslurm.health.job import JobFacts
 from ftslurm.health.look import Parts
 from ftslurm.health.probe import Probe, look_at, settle
@@ -30,6 +35,8 @@ class ProbedNode:
         self.folder = folder
         self.now = 1_800_000_000.0
         self.slept: list[float] = []
+        self.is_hasty = False
+        """Its looks have no more time than the settings give."""
         folder.mkdir(exist_ok=True)
         self.gpus = Node(folder / "gpus", model, gpus)
         self.root = folder / "root"
@@ -91,7 +98,7 @@ class ProbedNode:
         self.now += 1.0
         user, gpus = more.pop("user", "alice"), more.pop("gpus", (0, 1))
         facts = JobFacts("" if context == "periodic" else job, user, 1000, gpus, "node1")
-        with self.state() as state:
+        with self.state() as state, contextlib.nullcontext() if self.is_hasty else patience():
             probe = look_at(
                 context, self.settings, facts, more.pop("state", state),
                 clock=lambda: self.now, sleep=more.pop("sleep", self.sleep), **more,
@@ -103,6 +110,16 @@ class ProbedNode:
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
+
+
+@contextlib.contextmanager
+def patience() -> Iterator[None]:
+    """Twenty times the time for a look, as long a wait for the one before: this machine may stand
+    still for some seconds."""
+    times = {"_LOOK_SHARE": 14.0, "_PROBE_S": 160.0, "_LOCK_SHARE": 0.01}
+    most = {"_NVML_SHORT_S": 60.0, "_SYSFS_S": 60.0}
+    with mock.patch.multiple(probe_module, **times), mock.patch.multiple(sources, **most):
+        yield
 
 
 def write(path: Path, text: str) -> None:

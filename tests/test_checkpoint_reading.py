@@ -102,8 +102,8 @@ def test_a_step_of_many_lost_files_is_given_up_after_the_patience_of_one(
         problems = store.verify(lost, full=True).problems
         assert len([text for text in problems if "such" in text]) == 14
 
-    assert 1.0 < timed(fall_back) < 12
-    assert 1.0 < timed(verify_all) < 12
+    assert 1.0 < timed(fall_back) < 17
+    assert 1.0 < timed(verify_all) < 17
 
 
 @pytest.mark.parametrize("how", ["estale indexes", "estale shards"])
@@ -116,7 +116,7 @@ def test_a_step_of_many_stale_files_is_said_to_be_unreadable_after_the_patience_
         with pytest.raises(CheckpointError, match="step 30 cannot be read just now"):
             CheckpointStore(layout).choose(full=False)
 
-    assert 1.0 < timed(choose) < 12
+    assert 1.0 < timed(choose) < 17
 
 
 @pytest.mark.parametrize("name", ["COMMITTED", MANIFEST])
@@ -129,11 +129,11 @@ def test_the_fence_waits_for_all_steps_as_it_would_for_one(
     monkeypatch.setenv("FTSLURM_FAULTS", f"{action}@read_step:name={name}")
     monkeypatch.setattr(files, "VIEW_LAG_S", 2.0)
     store, patience = CheckpointStore(layout), files.Patience()
-    assert 1.0 < timed(lambda: store.fence(2, [], patience=patience)) < 12
+    assert 1.0 < timed(lambda: store.fence(2, [], patience=patience)) < 17
     if action == "enoent":
-        assert timed(lambda: store.choose(full=False, patience=patience)) < 12
+        assert timed(lambda: store.choose(full=False, patience=patience)) < 17
         if name == "COMMITTED":
-            assert 1.0 < timed(store.published) < 12
+            assert 1.0 < timed(store.published) < 17
 
 
 def test_an_error_that_passes_is_waited_out_behind_a_step_that_is_gone(

@@ -12,13 +12,21 @@ from ftslurm.agent import collect as module
 from ftslurm.agent.collect import Probe, collect, mount_of, probes, run_all
 from ftslurm.agent.kernel_log import KERNEL_BYTES, newest_kernel_line, read_kmsg
 
+SHORT_S = 8.0
+"""Above the time that a busy machine takes to start a shell."""
+
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch):
+def long_term(monkeypatch):
+    monkeypatch.setattr(module, "TERM_S", 60.0)
+
+
+@pytest.fixture
+def short_term(monkeypatch):
     monkeypatch.setattr(module, "TERM_S", 0.3)
 
 
-def ask(script, *, deadline_s=5.0, most_bytes=1000):
+def ask(script, *, deadline_s=60.0, most_bytes=1000):
     (answer,) = run_all([Probe("probe", ["sh", "-c", script], deadline_s, most_bytes)])
     return answer.to_record()
 
@@ -48,19 +56,17 @@ def test_a_tool_that_may_not_be_run_is_noted(tmp_path):
 
 
 def test_a_probe_that_hangs_gets_term_at_its_deadline_and_what_it_said_is_kept():
-    began = time.monotonic()
-    record = ask("echo early; sleep 60", deadline_s=2.0)
-    assert time.monotonic() - began < 30
-    assert record["text"] == "early\n" and "no end within 2 s" in record["note"]
+    record = ask("echo early; sleep 600", deadline_s=SHORT_S)
+    assert record["text"] == "early\n" and "no end within 8 s" in record["note"]
     assert record["rc"] == -signal.SIGTERM
 
 
-def test_one_that_ignores_term_gets_kill_and_so_do_its_children(tmp_path):
+def test_one_that_ignores_term_gets_kill_and_so_do_its_children(tmp_path, short_term):
     child = tmp_path / "pid"
-    record = ask(f"trap '' TERM; sleep 60 & echo $! > {child}; wait; sleep 60", deadline_s=2.0)
+    record = ask(f"trap '' TERM; sleep 60 & echo $! > {child}; wait; sleep 60", deadline_s=SHORT_S)
     assert record["rc"] == -signal.SIGKILL
     pid = int(child.read_text())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _lives(pid):
         time.sleep(0.02)
     assert not _lives(pid)
@@ -74,7 +80,7 @@ def _lives(pid):
     return state not in "ZX"
 
 
-def test_one_that_does_not_die_is_left_behind_and_said_to_be(monkeypatch):
+def test_one_that_does_not_die_is_left_behind_and_said_to_be(monkeypatch, short_term):
     sent = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: sent.append((pid, number)))
     (answer,) = run_all([Probe("df", ["sleep", "60"], 0.2, 100)])
@@ -86,11 +92,12 @@ def test_one_that_does_not_die_is_left_behind_and_said_to_be(monkeypatch):
         answer.process.wait()
 
 
-def test_probes_run_at_the_same_time():
-    began = time.monotonic()
-    answers = run_all([Probe(str(n), ["sleep", "2.5"], 30.0, 10) for n in range(8)])
-    assert time.monotonic() - began < 19
-    assert all(answer.process.returncode == 0 for answer in answers)
+def test_probes_run_at_the_same_time(tmp_path):
+    there = " && ".join(f"[ -e {tmp_path}/{n} ]" for n in range(8))
+    wait = f"until {there}; do sleep 0.1; done"
+    argv = [["sh", "-c", f"touch {tmp_path}/{n}; {wait}"] for n in range(8)]
+    answers = run_all([Probe(str(n), one, 60.0, 10) for n, one in enumerate(argv)])
+    assert all(answer.process.returncode == 0 for answer in answers), "each has seen all others"
 
 
 def test_of_a_long_answer_the_beginning_and_the_end_are_kept():
@@ -132,7 +139,7 @@ def test_the_newest_line_before_an_attempt_is_kept_by_its_number(tmp_path):
 
 
 def test_a_kernel_log_that_may_not_be_read_is_noted_and_dmesg_asked(tmp_path):
-    record = kept(tmp_path, asked=[Probe("dmesg", ["echo", "[    1.5] hello"], 5.0, 100)])
+    record = kept(tmp_path, asked=[Probe("dmesg", ["echo", "[    1.5] hello"], 60.0, 100)])
     assert record["kernel"] == [] and "no-kmsg" in record["kernel_unread"]
     assert record["probes"]["dmesg"]["text"] == "[    1.5] hello\n"
 
@@ -167,12 +174,10 @@ def test_ports_of_infiniband_are_asked_for_where_there_are_some(tmp_path):
 
 
 def test_whoever_has_less_time_gets_what_has_come_by_then(tmp_path):
-    began = time.monotonic()
-    asked = [Probe("slow", ["sleep", "60"], 50.0, 10), Probe("quick", ["echo", "x"], 50.0, 10)]
-    record = kept(tmp_path, asked=asked, within_s=2.0)
-    assert time.monotonic() - began < 20
+    asked = [Probe("slow", ["sleep", "600"], 500.0, 10), Probe("quick", ["echo", "x"], 500.0, 10)]
+    record = kept(tmp_path, asked=asked, within_s=SHORT_S)
     assert record["probes"]["quick"]["text"] == "x\n"
-    assert "no end within 2 s" in record["probes"]["slow"]["note"]
+    assert "no end within 8 s" in record["probes"]["slow"]["note"]
 
 
 def test_what_this_node_keeps_fits_into_one_file_of_the_leader(tmp_path):

@@ -24,7 +24,7 @@ from ftslurm.run.attempts import numbers, read_events
 ROOT = Path(__file__).resolve().parent.parent
 UID = 23_517  # nobody's: root would be bound by neither rights nor quotas
 STEPS = 1_000_000  # the test ends the run
-DEADLINE_S = 60
+DEADLINE_S = 120
 FAILS = 4
 """Saves that have to fail: more than checkpoint.max_failed_saves."""
 STORAGE_RANK = RANK.with_name("storage_rank.py")
@@ -33,7 +33,7 @@ LOOP = RANK.with_name("slow_loop.py")
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make and break a file system"),
     pytest.mark.skipif(not Path("/dev/loop-control").exists(), reason="needs loop devices"),
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(500),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import grp
 import pwd
-import time
 
 import pytest
 from doctor_inputs import VERSIONS, WELL_SET, Slurm, lines_of, slurm
@@ -175,17 +174,11 @@ def test_what_slurm_does_not_tell_is_not_claimed():
     assert untold["slurm.clock"].state == SKIPPED
 
 
-@pytest.mark.parametrize("utc", [1792888200, 1792891800])  # 02:30, in summer and in winter
-def test_an_hour_that_comes_twice_is_no_hour_of_difference(utc, monkeypatch):
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    try:
-        told = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(utc))
-        settings = read_settings(run=Slurm("26.05", said_at=told), clock=lambda: utc + 0.5)
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert settings.clock_off_s == 0
+def test_the_clock_is_told_in_seconds_as_slurm_was_asked():
+    run = Slurm("26.05", said_at="1792888200")
+    for behind_s, off_s in ((0.5, 0.0), (-30.0, 30.0), (31.0, -30.0)):
+        settings = read_settings(run=run, clock=lambda by=behind_s: 1792888200 + by)
+        assert settings.clock_off_s == off_s
 
 
 def test_how_far_an_array_may_go_is_told():

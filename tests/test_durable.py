@@ -20,7 +20,7 @@ def tree(tmp_path):
     return tmp_path
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_several_files_are_under_way_at_once_also_where_there_are_few(tree, monkeypatch):
     entered, together = [], threading.Event()
 
@@ -28,7 +28,7 @@ def test_several_files_are_under_way_at_once_also_where_there_are_few(tree, monk
         entered.append(path)
         if len(entered) == 4:
             together.set()
-        assert together.wait(20), "each waits for the one before"
+        assert together.wait(60), "each waits for the one before"
 
     monkeypatch.setattr(durable, "_fsync", fsync)
     make_durable(tree)

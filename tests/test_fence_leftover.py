@@ -26,6 +26,7 @@ from ftslurm.run.attempts import (
 from ftslurm.run.layout import RunLayout
 from ftslurm.run.spec import CheckpointSpec, RunSpec, to_dict
 from ftslurm.run.status import read_story, render_story
+from ftslurm.run.timeline import LATE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, INTERVAL = 30, 10
@@ -38,6 +39,7 @@ class ByHand:
     def __init__(self, root):
         self.layout = RunLayout(root)
         self.layout.steps.mkdir(parents=True)
+        self.held = self.layout.root.with_name("held")
         spec = RunSpec(
             steps=STEPS,
             entry="rank:fakes.rank:main",
@@ -47,9 +49,14 @@ class ByHand:
         self.spec = to_dict(spec)
         self.processes = []
 
-    def begin(self, *, stops="", step_s=0.0):
-        """Claim the next attempt and start its rank."""
-        self.spec["user"]["step_s"] = step_s
+    def begin(self, *, stops="", slow_from=None):
+        """Claim the next attempt and start its rank. `slow_from`: a step from which on it takes
+        10 s for each, until it is told to `hurry`."""
+        self.spec["user"] = {"step_s": 0.0}
+        if slow_from is not None:
+            self.held.touch()
+            own = {"slow_while": str(self.held), "slow_from": slow_from, "slow_step_s": 10.0}
+            self.spec["user"].update(own)
         write_json(self.layout.run_json, {
             "schema_version": 1, "run_id": "fenced", "scheduler": "local", "spec": self.spec,
         })  # fmt: skip
@@ -57,6 +64,7 @@ class ByHand:
             0, "12", 0, ["n1"], claimed_at=time.time(), adopted=adoptable(self.layout),
         ))  # fmt: skip
         append_event(self.layout.attempt(claimed.number), "claimed")
+        self.claimed_at = claimed.claimed_at
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -75,6 +83,14 @@ class ByHand:
             process = subprocess.Popen(argv, env=environ, stderr=stream)
         self.processes.append(process)
         return claimed.number, process
+
+    def hurry(self):
+        self.held.unlink()
+
+    def go_on(self, leftover):
+        """Once what it says is late, and cannot have come with the claim of the next attempt."""
+        wait_for(lambda: time.time() > self.claimed_at + LATE_S)
+        leftover.send_signal(signal.SIGCONT)
 
     def words(self, attempt):
         """What its rank has said on stderr."""
@@ -150,13 +166,14 @@ def publisher(layout, step):
 def test_a_step_that_a_leftover_publishes_makes_way_for_the_new_attempts_own(run, undisturbed):
     _, old = run.begin(stops="rename-20")
     wait_until_stopped(old)  # behind its last look at the journal: the rename comes next
-    _, new = run.begin(step_s=0.1)
+    _, new = run.begin(slow_from=12)
     run.wait_for_step(2, 12)
     new.send_signal(signal.SIGSTOP)
     wait_until_stopped(new)
-    old.send_signal(signal.SIGCONT)
+    run.go_on(old)
     assert "attempt 1 has been superseded by attempt 2" in run.ends(1, well=False)
     assert publisher(run.layout, 20) == 1, "the leftover came too late to test anything"
+    run.hurry()
     new.send_signal(signal.SIGCONT)
     run.ends(2, well=True)
 
@@ -185,13 +202,13 @@ def test_what_a_leftover_writes_stays_with_its_own_attempt(run, undisturbed):
     """It is stopped between two steps, trains on to its next save and is refused there."""
     _, old = run.begin(stops="step-13")
     wait_until_stopped(old)
-    number, new = run.begin(step_s=0.1)
+    number, new = run.begin(slow_from=12)
     run.wait_for_step(number, 12)
     new.send_signal(signal.SIGSTOP)
     wait_until_stopped(new)
     before = contents(run.layout.attempt(number).root)
     trace_before = run.layout.trace_file(number).read_bytes()
-    old.send_signal(signal.SIGCONT)
+    run.go_on(old)
     assert "superseded" in run.ends(1, well=False)
 
     assert contents(run.layout.attempt(number).root) == before
@@ -200,6 +217,7 @@ def test_what_a_leftover_writes_stays_with_its_own_attempt(run, undisturbed):
     assert read_story(run.layout, now=time.time()).last_step < 20
     assert max(read_trace(run.layout)) < 20
     assert read_outcome(run.layout.attempt(1)) is None
+    run.hurry()
     new.send_signal(signal.SIGCONT)
     run.ends(2, well=True)
     assert losses(read_trace(run.layout)) == losses(undisturbed[0])
@@ -209,11 +227,11 @@ def test_what_a_leftover_writes_stays_with_its_own_attempt(run, undisturbed):
 def test_a_leftovers_step_is_adopted_by_nobody_when_the_new_attempt_dies_too(run, undisturbed):
     _, old = run.begin(stops="rename-20")
     wait_until_stopped(old)
-    number, new = run.begin(step_s=0.15)
+    number, new = run.begin(slow_from=12)
     run.wait_for_step(number, 12)
     new.kill()
     new.wait()
-    old.send_signal(signal.SIGCONT)
+    run.go_on(old)
     run.ends(1, well=False)
     assert publisher(run.layout, 20) == 1
     number, _ = run.begin()
@@ -231,15 +249,16 @@ def test_a_leftover_that_had_committed_its_last_step_says_neither_done_nor_how_i
     """Its last step was published after the claim: it is not the run's."""
     _, old = run.begin(stops="rename-30")
     wait_until_stopped(old)
-    number, new = run.begin(step_s=0.1)
+    number, new = run.begin(slow_from=22)
     run.wait_for_step(number, 22)
     new.send_signal(signal.SIGSTOP)
     wait_until_stopped(new)
-    old.send_signal(signal.SIGCONT)
+    run.go_on(old)
     run.ends(1, well=False)
     assert publisher(run.layout, 30) == 1
     assert not run.layout.done.exists()
     assert read_outcome(run.layout.attempt(1)) is None
+    run.hurry()
     new.send_signal(signal.SIGCONT)
     run.ends(2, well=True)
     assert read_json(run.layout.done)["attempt"] == number

@@ -46,7 +46,7 @@ def test_a_driver_that_never_answers_one_call_is_kept_unless_nothing_works_witho
     monkeypatch.setenv(nodes.STATE_VARIABLE, str(tmp_path / "state"))
     fake = nodes.Node(tmp_path / "state", gpus=2)
     fake.set("*", f"code:{call}", 999)
-    parts = read_nvml(deadline_s=10, library=library)
+    parts = read_nvml(deadline_s=60, library=library)
     assert 999 in [one.value for one in parts.signals]
     count = Signal(s.GPU_COUNT_PCI, 2)
     readings = [

@@ -150,6 +150,7 @@ def test_an_epilog_waits_for_a_port_where_it_has_the_time(node: ProbedNode) -> N
     node.port("mlx5_0")
     node.look("prolog", "8")
     node.port("mlx5_0", "1: DOWN")
+    node.is_hasty = True
     assert hard(node.look("epilog", "8")) == [] and node.slept == [10.5]
 
 
@@ -298,12 +299,13 @@ def test_a_memory_that_cannot_be_read_begins_anew_and_says_so(
     else:
         path.unlink()
         path.symlink_to("/etc/passwd")
+    os.utime(path, (node.now, node.now), follow_symlinks=False)  # however slow this machine is
     probe = node.look("periodic")
     assert any("what earlier looks have left is lost" in note for note in probe.notes)
     assert hard(probe) == [], "the line is of before that memory was written"
     again = node.look("periodic")
     assert again.notes == () and again.baseline is not None
-    node.log(XID_95, at=time.time() + 2)
+    node.log(XID_95, at=node.now)
     assert hard(node.look("periodic")) == ["XID95"]
 
 

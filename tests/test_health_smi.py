@@ -217,7 +217,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_tool_is_asked_for_all_its_forms(smi: Path) -> None:
-    parts = nvidia_smi.read_nvidia_smi(deadline_s=20, command=str(FAKE))
+    parts = nvidia_smi.read_nvidia_smi(deadline_s=60, command=str(FAKE))
     got = told(parts)
     assert not parts.failures
     assert got[s.REMAP_PENDING] is False and got[s.NVLINK_LINKS_UP] == 18
@@ -226,7 +226,7 @@ def test_the_tool_is_asked_for_all_its_forms(smi: Path) -> None:
 
 def test_without_xml_the_text_form_serves(smi: Path) -> None:
     (smi / "q-x").write_text(data("x-v13.xml")[:900])
-    parts = nvidia_smi.read_nvidia_smi(deadline_s=20, command=str(FAKE))
+    parts = nvidia_smi.read_nvidia_smi(deadline_s=60, command=str(FAKE))
     assert len(parts.gpus) == 2 and told(parts, 1)[s.REMAP_FAILURE] is True
 
 
@@ -247,7 +247,7 @@ def test_a_gpu_that_has_no_row_is_told_from_the_other_stream(smi: Path) -> None:
         "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error\n"
     )
     (smi / "q-x.rc").write_text("255")
-    parts = nvidia_smi.read_nvidia_smi(deadline_s=20, command=str(FAKE))
+    parts = nvidia_smi.read_nvidia_smi(deadline_s=60, command=str(FAKE))
     (error,) = [signal for signal in parts.signals if signal.kind == s.NVML_UNUSABLE]
     assert error.gpu == s.Gpu(None, "", LOST_AT)
     assert told(parts)[s.REMAP_PENDING] is False
@@ -256,7 +256,7 @@ def test_a_gpu_that_has_no_row_is_told_from_the_other_stream(smi: Path) -> None:
 def test_a_list_of_links_that_was_not_finished_is_not_counted(smi: Path) -> None:
     (smi / "nvlink-s").write_text(data("nvlink-s.txt")[:200])
     (smi / "nvlink-s.rc").write_text("1")
-    parts = nvidia_smi.read_nvidia_smi(deadline_s=20, command=str(FAKE))
+    parts = nvidia_smi.read_nvidia_smi(deadline_s=60, command=str(FAKE))
     assert s.NVLINK_LINKS_UP not in told(parts)
     assert [failure.source for failure in parts.failures] == ["nvidia_smi"]
 
@@ -264,15 +264,15 @@ def test_a_list_of_links_that_was_not_finished_is_not_counted(smi: Path) -> None
 def test_a_hanging_tool_costs_its_deadline(smi: Path) -> None:
     (smi / "nvlink-s.hang").write_text("")
     began = time.monotonic()
-    parts = nvidia_smi.read_nvidia_smi(deadline_s=5, command=str(FAKE))
-    assert time.monotonic() - began < 30
+    parts = nvidia_smi.read_nvidia_smi(deadline_s=12, command=str(FAKE))
+    assert time.monotonic() - began < 60
     assert [x.value for x in parts.signals if x.kind == s.DRIVER_HANG] == [True]
     assert told(parts)[s.REMAP_PENDING] is False
 
 
 def test_a_missing_or_mute_tool_is_a_failure_and_no_signal(smi: Path) -> None:
     for command in ("/nowhere/nvidia-smi", "/bin/true"):
-        parts = nvidia_smi.read_nvidia_smi(deadline_s=5, command=command, env=dict(os.environ))
+        parts = nvidia_smi.read_nvidia_smi(deadline_s=60, command=command, env=dict(os.environ))
         assert not parts.signals and parts.failures and not parts.gpus
 
 

@@ -52,7 +52,7 @@ def in_child(work: Callable[[], object], uid: int = -1) -> str:
 
     child = context.Process(target=body)
     child.start()
-    child.join(30)
+    child.join(90)
     assert child.exitcode == 0
     return receiver.recv()
 
@@ -106,7 +106,7 @@ def test_what_is_no_file_of_ours_is_not_read(state: StateDir) -> None:
     for name in ("fifo.json", "folder.json", "huge.json", "loose.json"):
         with pytest.raises(FormatError, match=name):
             state.read_json(name)
-    assert time.monotonic() - began < 5, "a FIFO must not be waited for"
+    assert time.monotonic() - began < 60, "a FIFO must not be waited for"
 
 
 @pytest.mark.parametrize("name", ["../a.json", "", ".", "a/b", ".hidden", "a\n", "x" * 300])

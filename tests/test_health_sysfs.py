@@ -74,7 +74,7 @@ def of(parts: sysfs.Parts, kind: str) -> list[s.Value]:
 
 
 def test_a_healthy_node_is_read(root: Path) -> None:
-    parts = sysfs.read_sysfs(deadline_s=10, root=root)
+    parts = sysfs.read_sysfs(deadline_s=60, root=root)
     assert not parts.failures
     assert of(parts, s.GPU_COUNT_PCI) == [8]
     assert of(parts, s.GPU_LOST) == []
@@ -91,25 +91,25 @@ def test_a_healthy_node_is_read(root: Path) -> None:
 
 def test_a_node_without_gpus_or_rdma_has_none(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
-    parts = sysfs.read_sysfs(deadline_s=10, root=tmp_path)
+    parts = sysfs.read_sysfs(deadline_s=60, root=tmp_path)
     assert [(x.kind, x.value) for x in parts.signals] == [(s.GPU_COUNT_PCI, 0)]
     assert not parts.failures
 
 
 def test_pci_that_cannot_be_listed_is_a_failure_and_not_a_count(tmp_path: Path) -> None:
-    parts = sysfs.read_sysfs(deadline_s=10, root=tmp_path)
+    parts = sysfs.read_sysfs(deadline_s=60, root=tmp_path)
     assert not parts.signals and len(parts.failures) == 1
 
 
 def test_a_function_that_reads_all_ones_is_lost_and_still_counts(root: Path) -> None:
     config = root / "sys/bus/pci/devices/0000:2b:00.0/config"
     config.write_bytes(b"\xff" * 64)
-    parts = sysfs.read_sysfs(deadline_s=10, root=root)
+    parts = sysfs.read_sysfs(deadline_s=60, root=root)
     (lost,) = [signal for signal in parts.signals if signal.kind == s.GPU_LOST]
     assert lost.gpu == s.Gpu(None, "", "0000:2b:00")
     assert of(parts, s.GPU_COUNT_PCI) == [8]
     config.write_bytes(b"")  # unreadable is not lost
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.GPU_LOST) == []
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.GPU_LOST) == []
 
 
 def test_functions_that_the_driver_does_not_show_do_not_count(root: Path) -> None:
@@ -117,33 +117,33 @@ def test_functions_that_the_driver_does_not_show_do_not_count(root: Path) -> Non
     virtual = pci(root, "0000:e2:00.4", driver="nvidia")
     (virtual / "physfn").symlink_to("../0000:1b:00.0")
     pci(root, "0000:e3:00.1", kind="0x040300", driver="snd_hda_intel")
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.GPU_COUNT_PCI) == [8]
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.GPU_COUNT_PCI) == [8]
 
 
 def test_a_gpu_without_a_driver_counts(root: Path) -> None:
     (root / "sys/bus/pci/devices/0000:3b:00.0/driver").unlink()
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.GPU_COUNT_PCI) == [8]
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.GPU_COUNT_PCI) == [8]
 
 
 def test_counters_of_a_port_that_is_down_are_not_read(root: Path) -> None:
     folder = port(root, "mlx5_9", state="1: DOWN")
     (folder / "counters/link_downed").unlink()
     (folder / "counters/link_downed").mkdir()  # reading it would be an error
-    parts = sysfs.read_sysfs(deadline_s=10, root=root)
+    parts = sysfs.read_sysfs(deadline_s=60, root=root)
     told = [(x.kind, x.value) for x in parts.signals if x.where.startswith("mlx5_9/")]
     assert told == [(s.RDMA_STATE, "DOWN"), (s.RDMA_PHYS_STATE, "Disabled")]
 
 
 def test_a_counter_at_its_end_says_so(root: Path) -> None:
     write(root / "sys/class/infiniband/mlx5_0/ports/1/counters/link_downed", "255")
-    parts = sysfs.read_sysfs(deadline_s=10, root=root)
+    parts = sysfs.read_sysfs(deadline_s=60, root=root)
     (full,) = [signal for signal in parts.signals if signal.where == "mlx5_0/1/link_downed"]
     assert full.value == 255
 
 
 def test_a_port_that_hangs_costs_the_deadline_and_keeps_the_rest(root: Path) -> None:
     os.mkfifo(root / "sys/class/infiniband/mlx5_1/ports/1/counters/local_link_integrity_errors")
-    parts = sysfs.read_sysfs(deadline_s=3, root=root)
+    parts = sysfs.read_sysfs(deadline_s=10, root=root)
     assert [failure.source for failure in parts.failures] == ["sysfs"]
     assert "mlx5_1/1" in parts.failures[0].text
     assert of(parts, s.GPU_COUNT_PCI) == [8] and len(of(parts, s.RDMA_STATE)) == 2
@@ -159,23 +159,23 @@ def test_leftovers_are_those_of_the_job_and_of_nobody_else(root: Path) -> None:
     process(root, 105, uid=1001)
     process(root, 106, job="77", device="/dev/nvidiactl")
     process(root, 107, job="777")
-    parts = sysfs.read_sysfs(deadline_s=10, root=root, job="77", uid=1000)
+    parts = sysfs.read_sysfs(deadline_s=60, root=root, job="77", uid=1000)
     left = [signal for signal in parts.signals if signal.kind == s.LEFTOVER_PROCESS]
     assert [(x.value, x.text) for x in left] == [(101, "python101"), (104, "python104")]
     assert left[0].gpu == s.Gpu(None, "", "0000:4b:00")
-    as_root = sysfs.read_sysfs(deadline_s=10, root=root, job="77", uid=0)
+    as_root = sysfs.read_sysfs(deadline_s=60, root=root, job="77", uid=0)
     assert of(as_root, s.LEFTOVER_PROCESS) == [101], "a daemon is not a job of root"
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.LEFTOVER_PROCESS) == []
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.LEFTOVER_PROCESS) == []
 
 
 def test_the_fabric_manager_is_missed_only_where_there_are_switches(root: Path) -> None:
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.FABRIC_MANAGER) == []
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.FABRIC_MANAGER) == []
     write(root / "proc/1/comm", "systemd")
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.FABRIC_MANAGER) == ["no process"]
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.FABRIC_MANAGER) == ["no process"]
     write(root / "proc/900/comm", "nv-fabricmanage")
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.FABRIC_MANAGER) == ["active"]
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.FABRIC_MANAGER) == ["active"]
     write(root / "sys/bus/pci/devices/0000:c1:00.0/vendor", "0x8086")
-    assert of(sysfs.read_sysfs(deadline_s=10, root=root), s.FABRIC_MANAGER) == []
+    assert of(sysfs.read_sysfs(deadline_s=60, root=root), s.FABRIC_MANAGER) == []
 
 
 def test_the_boot_is_named(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_boot_is_named(tmp_path: Path) -> None:
 
 
 def test_the_real_files_of_a_machine_raise_nothing() -> None:
-    parts = sysfs.read_sysfs(deadline_s=20, job="1", uid=1)
+    parts = sysfs.read_sysfs(deadline_s=60, job="1", uid=1)
     assert not [failure for failure in parts.failures if "ended" in failure.text]
 
 

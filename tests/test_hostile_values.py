@@ -113,7 +113,7 @@ class Machine:
             "HOME": "/nonexistent",
         }
         done = subprocess.run(
-            ["bash", *argv], cwd=self.folder / "cwd", env=environ, capture_output=True, timeout=30
+            ["bash", *argv], cwd=self.folder / "cwd", env=environ, capture_output=True, timeout=100
         )
         assert done.returncode == 0, done.stderr
         assert not list(self.folder.rglob("pwned*")), "the text was executed"

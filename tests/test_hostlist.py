@@ -45,10 +45,10 @@ def test_a_malformed_hostlist_is_refused_with_a_sentence(text):
     "a[0-9]b[0-9]c[0-9]d[0-9]e[0-9]f[0-9]g[0-9]h[0-9]i[0-9]j[0-9]",
 ])  # fmt: skip
 def test_an_expansion_beyond_all_clusters_is_refused_before_it_is_built(text):
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(UsageError, match=f"more than {MAX_HOSTS}"):
         expand(text)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 5
 
 
 name = st.from_regex(r"[a-z]{1,3}(_[a-z]{1,2})?[0-9]{0,4}(-ib|\.x)?", fullmatch=True)

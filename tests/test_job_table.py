@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftslurm.scheduler.job_table import FIELDS, Table, at, gpus_of, known_fields, new_delimiter
+from ftslurm.scheduler.job_table import FIELDS, Table, gpus_of, known_fields, new_delimiter
+from ftslurm.scheduler.slurm_parse import at
 
 SEP = "^|t|^"
 NAMES = list(FIELDS)
@@ -193,11 +194,8 @@ def test_seconds_are_taken_as_they_are():
 
 
 def test_times_are_those_of_the_callers_zone(monkeypatch):
-    from ftslurm.scheduler import job_table
-
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
-    job_table._HOURS.clear()
     try:
         for stamp in ("2026-03-08T01:59:59", "2026-03-08T03:00:01", "2026-07-01T12:34:56"):
             assert at(stamp) == time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
@@ -205,7 +203,6 @@ def test_times_are_those_of_the_callers_zone(monkeypatch):
     finally:
         monkeypatch.undo()
         time.tzset()
-        job_table._HOURS.clear()
 
 
 def test_the_table_is_never_held():

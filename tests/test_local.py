@@ -20,6 +20,7 @@ from ftslurm.scheduler.local_state import LocalJob, read_job, write_job
 from ftslurm.scheduler.process import ProcessName
 
 ROOT = Path(__file__).resolve().parent.parent
+DEADLINE_S = 90
 
 
 class Job:
@@ -46,17 +47,17 @@ class Job:
     def file(self, name):
         return self.layout.root / name
 
-    def wait_for(self, name, *, text="", deadline_s=20):
+    def wait_for(self, name, *, text="", deadline_s=DEADLINE_S):
         until(lambda: self.file(name).exists() and text in self.file(name).read_text(), deadline_s)
 
-    def wait(self, deadline_s=20):
+    def wait(self, deadline_s=DEADLINE_S):
         return self.process.wait(deadline_s)
 
     def state(self):
         return self.scheduler.job_state("local-7")
 
 
-def until(condition, deadline_s=20):
+def until(condition, deadline_s=DEADLINE_S):
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -172,7 +173,8 @@ def test_usr1_reaches_the_ranks_and_not_the_shell(start):
 
 
 def test_the_time_limit_warns_the_ranks_and_then_ends_the_job_for_good(start):
-    job = start(LEAVES_ON_TERM + RANKS + "sleep 30", time_limit="00:12", lead_s=4, kill_wait_s=3)
+    """The ranks have 15 s to be there, and 8 to say what came."""
+    job = start(LEAVES_ON_TERM + RANKS + "sleep 600", time_limit="00:20", lead_s=5, kill_wait_s=8)
     assert job.wait() != 0
     assert job.state().word == "TIMEOUT"
     assert "got SIGUSR1 SIGTERM" in job.file("log-0").read_text()

@@ -9,6 +9,7 @@ import tarfile
 
 import pytest
 from fakes.chain import Chain, wait_for
+from fakes.project import slow
 
 from ftslurm.errors import SpecError
 from ftslurm.files import read_json
@@ -73,7 +74,7 @@ def test_a_run_with_all_of_it_stops_on_a_signal_and_goes_on(chain, container, ar
         given("cluster.environment", str(archive)),
         given("cluster.environment_dir", str(node)),
         "cluster.interface=lo",
-        step_s=0.1,
+        *slow(),
     )
 
     def trains():

@@ -33,22 +33,23 @@ def test_looks_are_waited_for_less_where_a_rank_itself_has_told_the_cause(
     kind, said = ("KeyError", "no such key") if is_told else ("RuntimeError", "NCCL error")
     rank_error(begin(layout), 3, 5.0, said, kind=kind, node="n2")
     monkeypatch.setattr(ask_nodes, "SHORT_S", 1.0)
-    monkeypatch.setattr(ask_nodes, "LOOK_S", 6.0)
+    monkeypatch.setattr(ask_nodes, "LOOK_S", 100.0 if is_told else 6.0)
+    monkeypatch.setattr(ask_nodes, "TERM_S", 60.0)
     looks = []
 
     def begun(scheduler, layout, record, attempt, nodes):
-        argv = ["sh", "-c", f"trap 'echo > {tmp_path}/told; exit' TERM; sleep 20 & wait"]
+        argv = ["sh", "-c", f"trap 'echo > {tmp_path}/told; exit' TERM; sleep 200 & wait"]
         (tmp_path / "looks").mkdir()
         looks.append(Looks(nodes, tmp_path / "looks", argv, scheduler))
         return looks[0]
 
     monkeypatch.setattr("ftslurm.diagnosis.clues.begin_looks", begun)
     began = time.monotonic()
-    finding, _ = find(layout, 1, scheduler=FakeScheduler(), rc=1, deadline_s=12.0)
+    finding, _ = find(layout, 1, scheduler=FakeScheduler(), rc=1, deadline_s=250.0)
     took_s = time.monotonic() - began
-    assert (took_s < 5) == is_told, took_s
+    assert took_s < 60 if is_told else took_s >= 5, took_s
     assert (finding.cause == "code") == is_told
-    looks[0]._thread.join(20.0)
+    looks[0]._thread.join(90.0)
     assert (tmp_path / "told").exists(), "the step is left running"
 
 
@@ -56,13 +57,15 @@ def test_a_look_that_is_cut_short_still_tells_of_memory_that_does_not_come_back(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(ask_nodes, "SHORT_S", 0.5)
+    monkeypatch.setattr(ask_nodes, "LOOK_S", 60.0)
+    monkeypatch.setattr(ask_nodes, "NODE_FILES_S", 60.0)
     for node in ("n1", "n2"):
         write_json(tmp_path / f"{node}.json", record_of(node))
     write_json(tmp_path / "late", record_of("n2", held={"0000:9b:00": "70 GiB are taken"}))
     argv = ["sh", "-c", f"sleep 1.5; mv {tmp_path}/late {tmp_path}/n2.json"]
     began = time.monotonic()
     words, _ = Looks(["n1", "n2"], tmp_path, argv, FakeScheduler()).wait(is_short=True)
-    assert 1.5 <= time.monotonic() - began < 30
+    assert time.monotonic() - began >= 1.5
     assert [report.node for _, report in words] == ["n1", "n2"]
     assert read_json(tmp_path / "n2.json")["held"]
 
@@ -77,6 +80,7 @@ def test_a_nodes_word_that_cannot_be_read_costs_no_other_nodes_word(tmp_path, mo
     (folder / "n1.json").mkdir()  # IsADirectoryError, as a file server's ESTALE an OSError
     write_json(folder / "n2.json", report_record(Report("n2", "12", "b", 9.0, "probe", "drain",
                                                         (LINK,))))  # fmt: skip
+    monkeypatch.setattr(ask_nodes, "NODE_FILES_S", 60.0)
     words, notes = Looks(["n1", "n2"], folder, ["true"], FakeScheduler()).wait()
     assert [report.node for _, report in words] == ["n2"] and "the health of n1" in notes[0]
     monkeypatch.setattr(ask_nodes, "NODE_FILES_S", -1.0)

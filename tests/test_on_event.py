@@ -115,15 +115,13 @@ def test_so_is_one_that_cannot_be_started(layout, capsys):
 
 
 def test_a_command_that_hangs_is_killed_with_all_it_started(layout, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(on_event, "DEADLINE_S", 2.0)
+    monkeypatch.setattr(on_event, "DEADLINE_S", 8.0)
     pid_file = tmp_path / "pid"
-    hook = script(tmp_path, f"trap '' TERM\nsleep 60 &\necho $! > {pid_file}\nwait\nsleep 60")
-    begun = time.monotonic()
+    hook = script(tmp_path, f"trap '' TERM\nsleep 60 &\necho $! > {pid_file}\nwait\nsleep 200")
     tell(layout, record(layout, on_event=[hook]), 1, ["stop"], {})
-    assert time.monotonic() - begun < 30
     assert "did not end within" in capsys.readouterr().err
     child = int(pid_file.read_text())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while is_alive(child):
         assert time.monotonic() < deadline, "the command's own child lives on"
         time.sleep(0.02)
@@ -186,7 +184,7 @@ def test_what_the_site_adds_to_every_python_is_there_when_an_address_is_told(add
 
 def test_an_address_that_does_not_answer_costs_its_deadline(layout, address, monkeypatch, capsys):
     monkeypatch.setattr(on_event, "DEADLINE_S", 0.3)
-    monkeypatch.setattr(Receiver, "delay_s", 40.0)
+    monkeypatch.setattr(Receiver, "delay_s", 100.0)
     begun = time.monotonic()
     tell(layout, record(layout, on_event_url=address), 1, ["stop"], {})
     assert time.monotonic() - begun < 20
@@ -196,13 +194,13 @@ def test_an_address_that_does_not_answer_costs_its_deadline(layout, address, mon
 def test_all_that_is_told_costs_one_deadline_together(
     layout, address, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(on_event, "DEADLINE_S", 3.0)
-    monkeypatch.setattr(Receiver, "delay_s", 40.0)
+    monkeypatch.setattr(on_event, "DEADLINE_S", 10.0)
+    monkeypatch.setattr(Receiver, "delay_s", 100.0)
     kinds = ["stop", "third_failure", "no_commit", "excluded"]
-    hook = script(tmp_path, f"[ $FTSLURM_EVENT = stop ] || sleep 60; cat > {tmp_path}/told")
+    hook = script(tmp_path, f"[ $FTSLURM_EVENT = stop ] || sleep 100; cat > {tmp_path}/told")
     begun = time.monotonic()
     tell(layout, record(layout, on_event=[hook], on_event_url=address), 1, kinds, {})
-    assert time.monotonic() - begun < 15  # one after the other: 21 s
+    assert time.monotonic() - begun < 40  # one after the other: 70 s
     assert json.loads((tmp_path / "told").read_text())["event"] == "stop"
     assert capsys.readouterr().err.count("nobody may have been told") == 7
 

@@ -52,7 +52,7 @@ def nothing_is_left():
         process = STARTED.pop()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)
 
 
 def prefixed(words, *command):
@@ -74,7 +74,7 @@ def rank(words, said, *, starts_after_s=0.0):
 
 
 def wait_for(look, what):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not look():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -94,7 +94,7 @@ def test_a_signal_to_the_first_process_alone_reaches_the_rank(words, tmp_path):
         process.send_signal(number)
         wait_for(lambda name=number.name: name in lines(said), lines(said))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
 
 
 @pytest.mark.parametrize("words", PREFIXES.values(), ids=PREFIXES)
@@ -107,7 +107,7 @@ def test_a_signal_to_every_process_ends_none_but_as_the_rank_wants_it(words, tmp
     wait_for(lambda: "SIGUSR1" in lines(said), lines(said))
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
 
 
 def test_a_signal_that_comes_while_the_rank_starts_is_kept_for_it(tmp_path):
@@ -128,7 +128,7 @@ def test_the_command_dies_with_its_first_process(tmp_path):
     wait_for(lambda: lines(said) == ["up"], "the rank did not start")
     (child,) = children(process.pid)
     process.kill()
-    process.wait(20)
+    process.wait(60)
     wait_for(lambda: not Path(f"/proc/{child}").exists(), "the rank outlives it")
 
 
@@ -148,13 +148,13 @@ def test_a_process_of_any_name_neither_ends_nor_hides_the_rank(tmp_path):
     process.send_signal(signal.SIGUSR1)
     wait_for(lambda: "SIGUSR1" in lines(said) or process.poll() is not None, lines(said))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 75
+    assert process.wait(60) == 75
     assert not name.is_alive
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
 def test_the_code_of_the_command_is_its_own(script, code):
-    assert prefixed([], "sh", "-c", script).wait(20) == code
+    assert prefixed([], "sh", "-c", script).wait(60) == code
 
 
 def test_the_command_gets_words_environment_and_signals_as_they_are():

@@ -67,7 +67,7 @@ def test_a_drain_that_root_only_tries_or_took_back_keeps_no_run_off(layout, said
     said[0].append(report("n2", LINK, action=action))
     remember_roots_word(job_of(layout))
     assert list(known_exclusions(job_of(layout))) == out
-    finding, _ = find(layout, 1, scheduler=None, rc=1, deadline_s=5.0)
+    finding, _ = find(layout, 1, scheduler=None, rc=1, deadline_s=60.0)
     assert list(finding.sick) == out
 
 
@@ -156,6 +156,6 @@ def test_what_has_come_by_the_deadline_is_classified_though_one_source_hangs(lay
     rank_error(begin(layout), 3, 5.0, "no such key", kind="KeyError", node="n2")
     monkeypatch.setattr("ftslurm.diagnosis.clues.of_logs", lambda found: time.sleep(30))
     monkeypatch.setattr("ftslurm.diagnosis.find.MARGIN_S", 0.2)
-    monkeypatch.setattr("ftslurm.diagnosis.find.DEADLINE_S", 3.0)
+    monkeypatch.setattr("ftslurm.diagnosis.find.DEADLINE_S", 10.0)
     decision = decide(layout)
     assert (decision.cause, decision.blamed.rank) == ("code", 3), decision.reason

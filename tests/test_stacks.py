@@ -115,15 +115,20 @@ def test_a_stopped_rank_is_told_and_goes_on_afterwards(tmp_path: Path, start: St
     assert "in asleep" in taken(tmp_path, view)[0]
 
 
-def test_one_silent_rank_costs_the_deadline_and_no_more(tmp_path: Path, start: Start) -> None:
-    stopped, view = start("asleep")
+def test_silent_ranks_cost_one_deadline_together(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = [start("asleep") for _ in range(4)]
     _, other = start("asleep")
+    for process, _ in stopped:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+    # As if each were stopped between the look at its state and the signal: no answer comes.
+    monkeypatch.setattr(stacks, "process_state", lambda pid, start_ticks: "S")
     began_at = time.monotonic()
-    # Between the look at its state and the signal it is stopped: its answer never comes.
-    stopped.send_signal(signal.SIGSTOP)
-    texts = taken(tmp_path, view, other, deadline_s=3.0)
-    assert time.monotonic() - began_at < 20
-    assert "in asleep" in texts[1]
+    texts = taken(tmp_path, *(view for _, view in stopped), other, deadline_s=10.0)
+    assert time.monotonic() - began_at < 35, "one after the other: 40 s"
+    assert "in asleep" in texts[4]
 
 
 def test_a_process_that_does_not_expect_the_signal_is_left_alone(

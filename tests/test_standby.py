@@ -15,7 +15,7 @@ from ftslurm.node import standby, standby_link
 from ftslurm.scheduler.process import ProcessName
 
 ROOT = Path(__file__).resolve().parent.parent
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 LOADED = """
 import os
@@ -139,7 +139,7 @@ def facts_of(node, **options):
     return standby_link.json.loads(out), err
 
 
-def is_gone(pid, within_s=20.0):
+def is_gone(pid, within_s=DEADLINE_S):
     deadline = time.monotonic() + within_s
     while ProcessName.of(pid) is not None:
         if time.monotonic() > deadline:
@@ -293,14 +293,14 @@ def test_code_written_during_the_import_is_not_trusted(tmp_path, monkeypatch):
     assert standby.first_changed(found) == str(tmp_path / "just_written.py")
 
 
-def test_a_standby_that_says_nothing_costs_a_second(node):
+def test_a_standby_that_says_nothing_costs_some_seconds(node):
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(standby_link.address(node.environ))
         mute.listen()
         began = time.monotonic()
         _, said = facts_of(node)
     assert "gave no answer (timed out)" in said
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began >= standby_link.ANSWER_S
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")
@@ -332,19 +332,16 @@ def test_a_standby_that_is_told_to_leave_waits_for_its_ranks(node):
     rank.stdout.readline()
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         node.standby.send_signal(number)
-    time.sleep(0.2)
-    assert node.standby.poll() is None
     assert "about to leave" in facts_of(node)[1]
+    assert node.standby.poll() is None
     rank.send_signal(signal.SIGTERM)
     assert rank.wait(DEADLINE_S) == 75
     assert node.standby.wait(DEADLINE_S) == 0
 
 
 def test_an_idle_standby_leaves_at_once(node):
-    began = time.monotonic()
     node.start_standby().terminate()
     assert node.standby.wait(DEADLINE_S) == 0
-    assert time.monotonic() - began < 20
 
 
 def test_ranks_leave_nothing_open_behind(node):

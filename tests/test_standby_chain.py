@@ -3,7 +3,8 @@
 import contextlib
 from pathlib import Path
 
-from fakes.chain import Chain
+from fakes.chain import Chain, wait_for
+from fakes.project import slow_while
 
 
 def test_a_run_goes_on_from_forked_ranks_as_from_cold_ones(tmp_path):
@@ -13,7 +14,13 @@ def test_a_run_goes_on_from_forked_ranks_as_from_cold_ones(tmp_path):
         folder = tmp_path / kind
         folder.mkdir()
         chain = Chain(folder)
-        run = chain.submit(f"recovery.standby={kind == 'forked'}", faults=faults, step_s=0.1)
+        held = folder / "held"
+        held.touch()
+        standby = f"recovery.standby={kind == 'forked'}"
+        run = chain.submit(standby, *slow_while(held, since=2), faults=faults)
+        if kind == "forked":
+            wait_for(lambda says=run.says: "is ready after" in says(), run.says)
+        held.unlink()
         chain.wait("COMPLETED")
         assert run.decisions() == ["restart", "done"], run.says()
         seen[kind] = (run.digest, run.losses)

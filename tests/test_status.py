@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -170,16 +169,14 @@ def test_a_folder_that_is_no_run_is_refused_with_a_hint(tmp_path):
             story(RunLayout(path))
 
 
-def test_the_verb_is_quick_and_its_json_carries_a_version(layout):
+def test_the_json_of_the_verb_carries_a_version(layout):
     decide(attempt(layout, trained_to=20), "stop")
     argv = [sys.executable, "-m", "ftslurm", "status", str(layout.root), "--json"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = time.monotonic()
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["schema_version"], record["state"], record["last_step"]) == (1, "stopped", 20)
-    assert time.monotonic() - started < 20  # a hang, not the 100 ms, which a busy machine breaks
 
 
 def test_an_attempt_killed_while_it_was_told_to_leave_did_not_fail(layout):
@@ -210,7 +207,6 @@ def test_a_run_that_an_operator_stopped_says_so(layout, order, action, state):
 def test_what_a_person_did_counts_until_the_next_attempt_begins(layout, result, state):
     paths = attempt(layout, trained_to=30)
     write_json(paths.decision_json, {"schema_version": 1, "action": "stop", "reason": "x"})
-    layout.control.mkdir()
     note_act(layout, "any", "paused", "12", now=lambda: NOW - 200)  # before the attempt
     assert read_story(layout, now=NOW).state == "stopped"
     note_act(layout, "any", result, "12", now=lambda: NOW - 5)

@@ -123,7 +123,7 @@ def test_two_jobs_of_a_user_on_one_node_unpack_it_once(packed, node):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     assert sorted(results) == [False] * 7 + [True]
 
 
@@ -316,13 +316,13 @@ class Task:
     def wait_for_lock(self):
         """Its handlers are in place before it opens the lock."""
         fds = Path(f"/proc/{self.process.pid}/fd")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not any(open_file(fd).endswith(".lock") for fd in fds.iterdir()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def end(self):
-        _, said = self.process.communicate(timeout=30)
+        _, said = self.process.communicate(timeout=90)
         return self.process.returncode, said
 
 

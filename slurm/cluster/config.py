@@ -38,7 +38,8 @@ class Settings:
     nodes: int = 4
     send_user_signal: bool = False
     """Preemption sends the job's own `--signal` first, in place of TERM."""
-    grace_s: int = 15
+    grace_s: int = 60
+    """Who has left does not wait for its end; a busy machine may need long to leave."""
     kill_wait_s: int = 5
     slurmd_timeout_s: int = 20
     """After how long a silent node is down. 15 takes healthy neighbours down with the lost node

@@ -30,8 +30,8 @@ from processes import (
 from record import Record
 
 NAMES = ("munged", "mariadb", "slurmdbd", "slurmctld")
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 120
 DATABASE_USER = "slurm"
 
 # A script with children that no record names: should `up` be killed, all of it dies at once.

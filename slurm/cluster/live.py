@@ -18,7 +18,7 @@ from identity import Identity, node_names
 from processes import is_running, poll
 from record import Record, read_record
 
-EFFECT_TIMEOUT_S = 20
+EFFECT_TIMEOUT_S = 90
 
 
 def open_cluster(identity: Identity) -> Record:
@@ -59,7 +59,11 @@ def change_settings(identity: Identity, record: Record, changes: dict[str, Any])
     seen: dict[str, Any] = {}
 
     def in_effect() -> bool:
-        seen.update(read_effective(record))
+        seen.clear()
+        try:
+            seen.update(read_effective(record))
+        except ClusterError as error:
+            seen["error"] = str(error)  # it begins anew when it is reconfigured (24.11 and later)
         return seen == expected
 
     if not poll(in_effect, timeout_s=EFFECT_TIMEOUT_S, interval_s=0.2):

@@ -32,7 +32,7 @@ from record import Record
 
 INIT = Path(__file__).resolve().parent / "node_init.py"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child")
-REGISTER_TIMEOUT_S = 30
+REGISTER_TIMEOUT_S = 90
 MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 

@@ -22,7 +22,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "--grace-s",
         type=_seconds,
         metavar="N",
-        help="GraceTime of partition low (default 15)",
+        help="GraceTime of partition low (default 60)",
     )
     parser.add_argument(
         "--kill-wait-s", type=_seconds, metavar="N", help="KillWait: TERM to KILL (default 5)"

@@ -16,7 +16,7 @@ from typing import Callable, Optional
 from errors import ClusterError
 from record import ProcessRecord
 
-COMMAND_TIMEOUT_S = 30
+COMMAND_TIMEOUT_S = 60
 TAIL_LINES = 15
 
 DAEMON_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -99,7 +99,7 @@ def _read_stat(pid: int) -> tuple[Optional[str], int, int]:
     return fields[0], int(fields[19]), int(fields[1])
 
 
-def end_processes(processes: Sequence[ProcessRecord], *, timeout_s: float = 10) -> None:
+def end_processes(processes: Sequence[ProcessRecord], *, timeout_s: float = 60) -> None:
     """Kill these very processes and wait until they are gone."""
     for process in processes:
         if is_running(process):

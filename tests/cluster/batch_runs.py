@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Optional, TypeVar
@@ -82,15 +82,15 @@ class LabRun:
         trains = progress is not None and progress.phase == "training"
         return progress.step if progress is not None and trains else None
 
-    def wait_for_training(self, attempt: int, *, timeout_s: float = 60) -> int:
-        """Wait until this attempt has trained three steps; the step it is at."""
-        first: list[int] = []
+    def wait_for_training(self, attempt: int, *, timeout_s: float = 120) -> int:
+        """Wait until this attempt has trained three steps; the step it is at. Whether it still
+        trains then is up to how slow its steps are."""
 
         def trained() -> Optional[int]:
-            step = self.step(attempt)
-            if step is not None and not first:
-                first.append(step)
-            return step if step is not None and step >= first[0] + 3 else None
+            told = read_progress(self.run.layout.attempt(attempt))
+            if told is None or told.step < (told.restored_step or 0) + 3:
+                return None
+            return told.step
 
         return wait_until(trained, timeout_s=timeout_s, seen=self.says)
 
@@ -102,9 +102,9 @@ class LabRun:
     def preempt(self) -> None:
         """The same, and the run is queued again and hastened."""
         self.make_room()
-        self.lab.hasten(self.job_id, timeout_s=60)
+        self.lab.hasten(self.job_id)
 
-    def end_as(self, state: str, *, timeout_s: float = 100) -> None:
+    def end_as(self, state: str, *, timeout_s: float = 180) -> None:
         """Wait for the job's end; it has to be this one."""
         try:
             ended = self.lab.wait_for_end(self.job_id, timeout_s)
@@ -112,7 +112,7 @@ class LabRun:
             raise AssertionError(f"{error}\n{self.says()}") from None
         assert ended == state, self.says()
 
-    def wait_for_decisions(self, actions: list[str], *, timeout_s: float = 60) -> None:
+    def wait_for_decisions(self, actions: list[str], *, timeout_s: float = 120) -> None:
         wait_until(
             lambda: self.run.decisions() == actions or None, timeout_s=timeout_s, seen=self.run.says
         )
@@ -177,7 +177,7 @@ def _order(lab: Lab, verb: str, name: str) -> None:
 
 def _refuses(place: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(place, timeout=5).close()
+        socket.create_connection(place, timeout=30).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -192,6 +192,28 @@ def controller_away(lab: Lab) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def saved_state(lab: Lab, job_id: str) -> bytes:
+    """slurmctld's file of jobs, as soon as all is in it that it knows of this one by now: a
+    slurmctld that is killed knows so much when it is back."""
+    word, path = f"known-of-{job_id}", lab.folder / "state" / "job_state"
+    lab.run_as_root("scontrol", "update", f"JobId={job_id}", f"AdminComment={word}")
+
+    def saved() -> Optional[bytes]:
+        with suppress(FileNotFoundError):  # away for a moment whenever it is written anew
+            state = path.read_bytes()
+            return state if word.encode() in state else None
+        return None
+
+    return wait_until(saved, timeout_s=60, seen=lambda: f"{path} has no `{word}`")
+
+
+@contextmanager
+def time_to_leave(lab: Lab, **more: bool) -> Iterator[None]:
+    """Nobody is killed at a save, however busy the machine is: who has left does not wait."""
+    with lab.changed(kill_wait_s=15, **more):
+        yield
 
 
 @contextmanager

@@ -92,10 +92,11 @@ def installed_site(lab: Lab) -> HealthSite:
 
 
 @pytest.fixture
-def site(installed_site: HealthSite) -> HealthSite:
+def site(installed_site: HealthSite) -> Iterator[HealthSite]:
     """The root-owned probe, installed; all nodes healthy and without a past."""
     installed_site.renew()
-    return installed_site
+    yield installed_site
+    installed_site.release("epilog")  # else no job ends after a test that has failed
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Optional
 
 from fakes.nvml.nodes import Node, build
@@ -27,12 +26,12 @@ XID_48 = (
     "subpartition 3."
 )
 
-# What Slurm is told to run. It says how long each took, and waits as long as other things take
-# that a site has in the same place.
+# What Slurm is told to run. It says how long each took, and is held as long as a test says, as by
+# other things that a site has in the same place.
 WRAPPER = """#!/bin/sh
 PATH=/usr/bin:/bin
 began=$(date +%s.%N)
-sleep {pause_s}
+while [ -e {own}/hold-{name} ]; do : >{own}/held-{name}; sleep 0.1; done
 seen=$(date +%s.%N)
 {program} >>{own}/{name}.log 2>&1
 code=$?
@@ -71,6 +70,17 @@ class Machine:
     def fall_sick(self, way: str) -> None:
         SICK[way].happen(self)
 
+    def hold(self, name: str) -> None:
+        """Let no program of this name get to its work."""
+        (self._own / f"hold-{name}").touch()
+
+    def holds(self, name: str) -> bool:
+        """Whether one has begun and waits."""
+        return (self._own / f"held-{name}").exists()
+
+    def release(self, name: str) -> None:
+        (self._own / f"hold-{name}").unlink(missing_ok=True)
+
     def calls(self, name: str = "") -> list[Call]:
         """What Slurm has run here, in the order of their ends."""
         path = self._own / "calls"
@@ -94,7 +104,7 @@ class Call:
     job: str
     began: float
     seen: float
-    """When the pause was over."""
+    """When it was held no more."""
     ended: float
     code: int
     cpu_s: float
@@ -158,7 +168,6 @@ class HealthSite:
     def run_in_slurm(
         self,
         *programs: str,
-        pause_s: Mapping[str, float] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
         """Have Slurm run these at their times; `settings` of the cluster beside."""
@@ -170,12 +179,23 @@ class HealthSite:
                     name=name,
                     program=self.prefix / "site" / f"{name}.sh",
                     own=self.own,
-                    pause_s=pause_s.get(name, 0),
                 )
             )
             path.chmod(0o755)
             settings[names.get(name, name)] = str(path)
         self.lab.change_settings(**settings)
+
+    def wait_until_held(self, nodes: Sequence[str], program: str) -> None:
+        """Until Slurm has begun it on all of these, and none has got to its work."""
+        wait_until(
+            lambda: all(self.nodes[node].holds(program) for node in nodes) or None,
+            timeout_s=90,
+            seen=self.says,
+        )
+
+    def release(self, program: str) -> None:
+        for node in self.nodes.values():
+            node.release(program)
 
     def wait_for_call(self, node: str, program: str, job: str, *, timeout_s: float = 60) -> Call:
         """Until Slurm has run it there for that job."""

@@ -12,7 +12,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,7 +26,7 @@ CLUSTER = REPOSITORY / "slurm" / "cluster" / "cluster.py"
 NUM_NODES = 4
 DEFAULT_SETTINGS = {
     "send_user_signal": False,
-    "grace_s": 15,
+    "grace_s": 60,
     "kill_wait_s": 5,
     "slurmd_timeout_s": 20,
     "job_requeue": True,
@@ -44,7 +45,7 @@ SACCT_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "NNodes"
 
 
 def cluster(
-    *arguments: str, timeout_s: float = 120, folder: Optional[Path] = None, show: bool = False
+    *arguments: str, timeout_s: float = 240, folder: Optional[Path] = None, show: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run cluster.py; its progress goes to the terminal with `show`, else into the result."""
     place = ["--folder", str(folder)] if folder else []
@@ -111,7 +112,7 @@ class Lab:
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[Path] = None,
         stdin: str = "",
-        timeout_s: float = 60,
+        timeout_s: float = 120,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user, in a login's environment plus `env`."""
@@ -196,7 +197,8 @@ class Lab:
         """Wait until a file holds a text; the file's content then."""
 
         def content() -> Optional[str]:
-            found = path.read_text(encoding="utf-8") if path.exists() else ""
+            # Its last character may be on its way.
+            found = path.read_text("utf-8", errors="replace") if path.exists() else ""
             return found if text in found else None
 
         def seen() -> str:
@@ -211,7 +213,7 @@ class Lab:
         lines = self.run_as_root(*argv).splitlines()
         return [dict(zip(SACCT_FIELDS, line.split("|"))) for line in lines]
 
-    def wait_for_runs(self, job_id: str, states: Sequence[str], timeout_s: float = 60) -> None:
+    def wait_for_runs(self, job_id: str, states: Sequence[str], timeout_s: float = 120) -> None:
         """Wait until accounting shows exactly these states, one for each run of the job: rows
         come some seconds late."""
 
@@ -234,21 +236,27 @@ class Lab:
             argv.append(f"--nodelist={nodelist}")
         return self.sbatch_as(self.other_user, *argv, script=f"exec sleep {seconds}")
 
-    def hasten(self, job_id: str, *, timeout_s: float = 60) -> None:
+    def hasten(self, job_id: str, *, timeout_s: float = 120) -> None:
         """Once a requeued job is PENDING, its owner moves its start from 121 s away to 4 s."""
         self.wait_for_state(job_id, ["PENDING"], timeout_s)
         owner = self.show_job(job_id)["UserId"].partition("(")[0]
         # StartTime=now can destroy the job: same node, same second.
         self.run_as(owner, ["scontrol", "update", f"JobId={job_id}", "StartTime=now+4"])
 
-    def cancel_all(self, *, timeout_s: float = 60) -> None:
-        """Cancel every job and wait until the queue is empty."""
-        for user in self.users:
-            self.run_as_root("scancel", f"--user={user}")
+    def cancel_all(self, *, timeout_s: float = 120) -> None:
+        """Cancel every job and wait until the queue is empty. A job may queue another as it ends,
+        so all are cancelled until none is left."""
+
+        def none_left() -> Optional[bool]:
+            for user in self.users:
+                self.run_as_root("scancel", f"--user={user}", check=False)  # some end meanwhile
+            return self.queue() == "" or None
+
         wait_until(
-            lambda: self.queue() == "" or None,
+            none_left,
             timeout_s=timeout_s,
             seen=lambda: f"jobs do not end:\n{self.queue()}",
+            interval_s=1.0,
         )
 
     def queue(self) -> str:
@@ -299,6 +307,16 @@ class Lab:
         self._cluster("set", *argv)
         self.settings = {**self.settings, **settings}
 
+    @contextmanager
+    def changed(self, **settings: Any) -> Iterator[None]:
+        """With these settings for a while."""
+        before = {name: self.settings[name] for name in settings}
+        self.change_settings(**settings)
+        try:
+            yield
+        finally:
+            self.change_settings(**before)
+
     def reset(self) -> list[str]:
         """Bring the cluster back to how a test may expect it; what had to be repaired."""
         repaired = []
@@ -332,7 +350,7 @@ class Lab:
 
         wait_until(
             all_idle,
-            timeout_s=60,
+            timeout_s=120,
             seen=lambda: f"nodes stay {self.node_states()}",
             interval_s=0.5,
         )

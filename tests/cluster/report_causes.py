@@ -15,8 +15,8 @@ from typing import Any
 
 from health_site import HealthSite
 from lab import wait_until
-from report_faults import SLOW, Foreign, ToldRun
-from report_ledger import Ledger
+from report_faults import PATIENCE_S, SLOW, Foreign, ToldRun
+from report_ledger import Ledger, stamp_at
 from report_told import new_folder, report
 
 from ftslurm.run.attempts import read_attempt
@@ -34,11 +34,6 @@ SAID = {
 """By attempt: steps done, rank, what it raises; or what it does to the checkpoints before it is
 killed."""
 RUINED = {1: (17, 1, "spoils all", "")}
-SAYS = {"said": SAID, "ruined": RUINED}
-CAUSES = {
-    "said": ["network_transient", "storage", "data", "numeric", "unknown", "capacity"],
-    "ruined": ["unknown", "checkpoint"],
-}
 GPU = {1: (17, 1, "RuntimeError", "CUDA error: uncorrectable ECC error encountered")}
 SAYS = {"said": SAID, "ruined": RUINED, "sick": GPU}
 CAUSES = {
@@ -60,8 +55,8 @@ LOST = {
 WAY = "Xid 48"
 """What the node's own hardware says when a rank reports its GPU."""
 WORK_S, SLOW_SINCE, SLOW_RANK = 0.2, 12, 1
-LIMIT_S = 60
-"""The shortest that Slurm has."""
+LIMIT_S, ENOUGH_S = 60, 40
+"""The shortest limit that Slurm has, and what a run is left of it at least."""
 
 SPOKEN = f"""
 import builtins
@@ -81,7 +76,10 @@ def train_one_step(self):
         return train(self)
     what, text = of[2:]
     layout = self.env.layout
-    (layout.root / f"injected-{{self.env.attempt}}").write_text(str(time.time()))
+    timed.wait_for_word(self)
+    while self.spec.user["says"] == "sick" and not (layout.root / "is-sick").exists():
+        time.sleep(0.05)
+    timed.note(self.env, "injected")
     if what.startswith("spoils"):
         steps = sorted(layout.steps.glob("step-*"))
         for step in steps if what == "spoils all" else steps[-1:]:
@@ -98,12 +96,6 @@ main = rank.main
 """
 
 
-class SaidRun(ToldRun):
-    def injected_at(self, attempt: int) -> float:
-        """By the clock of the node."""
-        return float((self.run.layout.root / f"injected-{attempt}").read_text())
-
-
 class Causes:
     """All of it, done; `since`: as `report` takes it."""
 
@@ -116,7 +108,7 @@ class Causes:
         self.ledger = Ledger(self.lab)
         self.foreign: dict[str, Foreign] = {}
         self.is_elsewhere = threading.Event()
-        scenarios: dict[str, Callable[[], SaidRun]] = {
+        scenarios: dict[str, Callable[[], ToldRun]] = {
             "said": self._says_all, "ruined": self._is_ruined, "sick": self._falls_sick,
             "slow": self._is_slow, "late": self._is_late,
         }  # fmt: skip
@@ -125,39 +117,41 @@ class Causes:
             # Beside `late`, and for as long.
             late = Foreign(self.lab, "late", "sleep 300", f"--time={LIMIT_S // 60}")
             self.run = {name: future.result() for name, future in runs.items()}
-            assert self.lab.wait_for_end(late.job_id, 2 * LIMIT_S) == "TIMEOUT"
+            assert self.lab.wait_for_end(late.job_id, PATIENCE_S) == "TIMEOUT"
             self.foreign["foreign late"] = late
 
-    def _new(self, name: str, *more: str, nodes: int = 1, faults: str = "") -> SaidRun:
+    def _new(self, name: str, *more: str, nodes: int = 1, faults: str = "") -> ToldRun:
         given = [f"cluster.nodes={nodes}", f"+user.says={name}", f"steps={STEPS}",
                  f"checkpoint.interval_steps={INTERVAL}", "health.probe=never", *more]  # fmt: skip
-        return SaidRun(self.lab, name, self.folder / "runs", *given, faults=faults,
+        return ToldRun(self.lab, name, self.folder / "runs", *given, faults=faults,
                        entry="spoken", files={"tests/fakes/spoken.py": SPOKEN})  # fmt: skip
 
-    def _says_all(self) -> SaidRun:
+    def _says_all(self) -> ToldRun:
         run = self._new("said")
-        run.see_start(1)
-        assert run.end(timeout_s=150) == "COMPLETED", run.says()
+        assert run.end() == "COMPLETED", run.says()
         return run
 
-    def _is_ruined(self) -> SaidRun:
+    def _is_ruined(self) -> ToldRun:
         run = self._new("ruined")
-        run.see_start(1)
         assert run.end() == "FAILED", run.says()
         return run
 
-    def _falls_sick(self) -> SaidRun:
+    def _falls_sick(self) -> ToldRun:
         """A rank says it, the run leaves, and the epilog finds the cause and drains the node."""
-        run = self._new("sick")
-        run.see_start(1)
+        # A rank is silent until its node is sick.
+        run = self._new("sick", f"recovery.hang_floor_s={PATIENCE_S}")
+        run.wait_for_training(1, timeout_s=PATIENCE_S)
         self.sick_node = self.lab.show_job(run.job_id)["NodeList"]
         self.fell_sick_at = time.time()
         self.site.nodes[self.sick_node].fall_sick(WAY)
-        wait_until(lambda: self.site.drained() or None, timeout_s=90, seen=self.site.says)
-        self.seen_drained_at = time.time()
+        (run.run.layout.root / "is-sick").touch()
+        wait_until(lambda: self.site.drained() or None, timeout_s=PATIENCE_S, seen=self.site.says)
         assert list(self.site.drained()) == [self.sick_node]
-        self.lab.hasten(run.job_id, timeout_s=60)
-        run.see_start(2, timeout_s=150)
+        # In accounting it begins later than its reason is there (22.05: seen): once nobody is left.
+        self.lab.wait_for_nodes("drained", [self.sick_node], timeout_s=PATIENCE_S)
+        self.seen_drained_at = time.time()
+        self.lab.hasten(run.job_id, timeout_s=PATIENCE_S)
+        run.wait_for_training(2, timeout_s=PATIENCE_S)
         self.is_elsewhere.set()
         assert run.end() == "COMPLETED", run.says()
         back = ["scontrol", "update", f"NodeName={self.sick_node}", "State=RESUME"]
@@ -166,7 +160,7 @@ class Causes:
         self.resumed_at = time.time()
         return run
 
-    def _is_slow(self) -> SaidRun:
+    def _is_slow(self) -> ToldRun:
         """One of two nodes has four times the other's work, and a spare takes its place."""
         plan = (
             f"slow@step:seconds={WORK_S};"
@@ -174,26 +168,25 @@ class Causes:
         )
         given = ["cluster.spares=1", "cluster.tasks_per_node=1", "recovery.evict=now"]
         # It takes three of four nodes, one of which is drained meanwhile.
-        assert self.is_elsewhere.wait(200)
+        assert self.is_elsewhere.wait(2 * PATIENCE_S)
         run = self._new("slow", *given, nodes=2, faults=plan)
-        run.see_start(1, timeout_s=150)
+        assert run.end() == "COMPLETED", run.says()
         self.slow_node = read_attempt(run.run.layout, 1).nodes[SLOW_RANK]
-        assert run.end(timeout_s=200) == "COMPLETED", run.says()
         return run
 
-    def _is_late(self) -> SaidRun:
+    def _is_late(self) -> ToldRun:
         """root shortens the limit of a run, which hears of it in time."""
         run = self._new("late", "cluster.time=00:10:00", "steps=200", faults=SLOW)
-        run.see_start(1, timeout_s=120)
-        self._limit(run, 1)
-        self.lab.wait_for_state(run.job_id, ["PENDING"], LIMIT_S + 30)
+        run.wait_for_training(1, timeout_s=PATIENCE_S)
+        spent_s = time.time() - stamp_at(self.lab.show_job(run.job_id)["StartTime"])
+        self._limit(run, 1 + int((spent_s + ENOUGH_S) // LIMIT_S))
+        self.lab.wait_for_state(run.job_id, ["PENDING"], PATIENCE_S)
         self._limit(run, 10)
         self.lab.hasten(run.job_id)
-        run.see_start(2)
         assert run.end() == "COMPLETED", run.says()
         return run
 
-    def _limit(self, run: SaidRun, minutes: int) -> None:
+    def _limit(self, run: ToldRun, minutes: int) -> None:
         self.lab.run_as_root("scontrol", "update", f"JobId={run.job_id}", f"TimeLimit={minutes}")
 
     def report(self, *words: str) -> dict[str, Any]:

@@ -7,10 +7,12 @@ do; four nodes have room for some of them at a time, so that the others wait in 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -18,12 +20,12 @@ from typing import Any, Optional
 
 from batch_runs import LabRun
 from lab import ENDED, Lab, wait_until
-from report_ledger import Ledger, Start, stamp_at
-from report_told import ask, new_folder, report
+from report_ledger import Ledger, Start
+from report_told import ask, ended_events, new_folder, report
 
 from ftslurm.health.reason import PREFIX
 from ftslurm.report.drains import OTHERS, OURS
-from ftslurm.run.attempts import read_events
+from ftslurm.run.attempts import read_attempt, read_events
 
 GPUS = 2
 """Of a node."""
@@ -38,10 +40,10 @@ BUGS = {1: (27, 1, "CUDA out of memory. Tried to allocate 20.00 GiB"),
 """By attempt: steps done, rank, what it raises."""
 HOARD = (27, 1)
 """As well: a rank takes more memory than its job may have."""
-SLOW = "slow@step:rank=0:attempt=1:since=25:seconds=1"
+SLOW = "sleep@step:rank=0:attempt=1:since=25:seconds=3"
 """An attempt is not done before its end is brought about, however busy the machine is."""
-LOST_AFTER_S = 10
-"""Slurm gives a node up that says nothing for so long."""
+PATIENCE_S = 300
+"""For what a busy machine does in a minute at most."""
 STALL_S = 2.0
 """That a save of the run to which nothing else happens stops it for."""
 STALLED_AT = 40
@@ -58,9 +60,15 @@ TIMED = f"""
 import dataclasses
 import time
 
+from ftslurm.run.attempts import read_progress
 from tests.fakes import rank
 
 BUGS = {BUGS}
+
+
+def note(env, what):
+    with open(env.layout.root / f"{{what}}-{{env.attempt}}", "a") as clock:
+        clock.write(f"{{time.time()}}\\n")
 
 
 class TimedTrace(rank.TraceWriter):
@@ -68,14 +76,27 @@ class TimedTrace(rank.TraceWriter):
         now = time.monotonic()
         super().append(dataclasses.replace(row, seconds=now - self.since))
         self.since = now
-        with open(self.clock, "a") as clock:
-            clock.write(f"{{time.time()}}\\n")
+        note(self.env, "clock")
+
+
+def wait_for_word(self):
+    # None fails before rank 0 has put on record what all have trained.
+    while self.env.rank:
+        progress = read_progress(self.env.attempt_layout)
+        if progress is not None and progress.step >= self.step:
+            return
+        time.sleep(0.01)
+
+
+def write_rank_error(env, error, **more):
+    write_error(env, error, **more)
+    note(env, "failed")
 
 
 def train_one_step(self):
     if self.trace and not hasattr(self.trace, "since"):
-        self.trace.since = time.monotonic()
-        self.trace.clock = self.env.layout.root / f"clock-{{self.env.attempt}}"
+        self.trace.since, self.trace.env = time.monotonic(), self.env
+    wait_for_word(self)
     if self.spec.user.get("hoards") and {HOARD} + (1,) == (
         self.step, self.env.rank, self.env.attempt
     ):
@@ -87,13 +108,14 @@ def train_one_step(self):
 
 
 train, rank.FakeTraining.train_one_step = rank.FakeTraining.train_one_step, train_one_step
+write_error, rank.write_rank_error = rank.write_rank_error, write_rank_error
 rank.TraceWriter = TimedTrace
 main = rank.main
 """
 
 
 class ToldRun(LabRun):
-    """A run, and what slurmctld said of when it began and ended."""
+    """A run, and what its ranks have noted of it."""
 
     def __init__(
         self,
@@ -111,19 +133,9 @@ class ToldRun(LabRun):
         ]  # fmt: skip
         beside = {"tests/fakes/timed.py": TIMED, **files}
         super().__init__(lab, name, *given, step_s=STEP_S, faults=faults, files=beside)
-        self.started_at: list[float] = []
-        self.eligible_at: list[float] = []
-        self.ended_at = 0.0
 
-    def see_start(self, attempt: int, *, timeout_s: float = 90) -> None:
-        """Waits until an attempt trains, and notes what slurmctld says of its start."""
-        self.wait_for_training(attempt, timeout_s=timeout_s)
-        job = self.lab.show_job(self.job_id)
-        self.started_at.append(stamp_at(job["StartTime"]))
-        self.eligible_at.append(stamp_at(job["EligibleTime"]))
-
-    def end(self, *, timeout_s: float = 120) -> str:
-        """As `end_as`; a job that was queued again and waits for its BeginTime is hastened."""
+    def end(self) -> str:
+        """Its state then; a job that was queued again and waits for its BeginTime is hastened."""
         hastened: set[str] = set()
 
         def ended() -> Optional[str]:
@@ -135,9 +147,7 @@ class ToldRun(LabRun):
             state = job.get("JobState", "UNKNOWN")
             return state if state in ENDED else None
 
-        state = wait_until(ended, timeout_s=timeout_s, seen=self.says)
-        self.ended_at = stamp_at(self.lab.show_job(self.job_id)["EndTime"])
-        return state
+        return wait_until(ended, timeout_s=PATIENCE_S, seen=self.says)
 
     @property
     def root(self) -> str:
@@ -166,8 +176,23 @@ class ToldRun(LabRun):
 
     def steps_at(self, attempt: int) -> list[float]:
         """When each of its steps ended, by the clock of the node."""
-        lines = (self.run.layout.root / f"clock-{attempt}").read_text().splitlines()
-        return [float(line) for line in lines]
+        return self._noted("clock", attempt)
+
+    def injected_at(self, attempt: int) -> float:
+        """When a rank was to fail."""
+        (at,) = self._noted("injected", attempt)
+        return at
+
+    def failed_at(self, attempt: int) -> float:
+        """When the first of its ranks had written why it fails; inf: none could."""
+        return min(self._noted("failed", attempt), default=math.inf)
+
+    def claimed_at(self, attempt: int) -> float:
+        return read_attempt(self.run.layout, attempt).claimed_at
+
+    def _noted(self, what: str, attempt: int) -> list[float]:
+        file = self.run.layout.root / f"{what}-{attempt}"
+        return [float(line) for line in file.read_text().split()] if file.exists() else []
 
 
 class Foreign:
@@ -180,12 +205,21 @@ class Foreign:
         )  # fmt: skip
 
 
+@dataclass
+class Drained:
+    """A node out of service, and for how long, by the clock of whoever has ordered it."""
+
+    node: str
+    reason: str
+    least_s: float = 0.0
+    most_s: float = 0.0
+
+
 class Faults:
     """All of it, done; `since`: as `report` takes it."""
 
     def __init__(self, lab: Lab, names: tuple[str, ...]) -> None:
         self.lab, self.names = lab, names
-        lab.change_settings(slurmd_timeout_s=LOST_AFTER_S)
         self.since = datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
         self.folder = new_folder(lab)
         self.runs = self.folder / "runs"
@@ -199,13 +233,11 @@ class Faults:
             "hang": self._rank_hangs,
         }
         self.foreign: dict[str, Foreign] = {}
-        self.hung_node = self.killed_node = ""
+        self.hung_node = ""
         self.ledger = Ledger(lab)
         with self.ledger, ThreadPoolExecutor(max_workers=len(names) + 1) as pool:
-            runs: dict[str, Future[ToldRun]] = {}
-            for name in names:
-                runs[name] = pool.submit(scenarios[name])
-                time.sleep(1.0)  # they are queued in this order
+            self._place_on_one_node()  # while there is room
+            runs = {name: pool.submit(scenarios[name]) for name in names}
             foreign = pool.submit(self._fails)
         self.run = {name: future.result() for name, future in runs.items()}
         foreign.result()
@@ -213,34 +245,42 @@ class Faults:
 
     def _drain(self) -> None:
         """Ours and an administrator's, when nobody needs a node any more."""
-        self.drained = {OURS: "n1", OTHERS: "n2"}
-        reasons = {OURS: f"{PREFIX}XID79 gpu0 boot=ab12cd34 2026-11-30T12:00:00Z", OTHERS: "a | b"}
-        for kind, node in self.drained.items():
-            self._update(node, "DRAIN", f"Reason={reasons[kind]}")
+        rule = f"{PREFIX}XID79 gpu0 boot=ab12cd34 2026-11-30T12:00:00Z"
+        self.drained = {OURS: Drained("n1", rule), OTHERS: Drained("n2", "a | b")}
+        out: dict[str, tuple[float, float]] = {}
+        for kind, one in self.drained.items():
+            out[kind] = self._update(one.node, "DRAIN", f"Reason={one.reason}")
         time.sleep(DRAINED_S)
-        for node in self.drained.values():
-            self._update(node, "RESUME")
+        for kind, one in self.drained.items():
+            resumed_from, resumed_by = self._update(one.node, "RESUME")
+            drained_from, drained_by = out[kind]
+            one.least_s, one.most_s = resumed_from - drained_by, resumed_by - drained_from
 
-    def _update(self, node: str, state: str, *more: str) -> None:
+    def _update(self, node: str, state: str, *more: str) -> tuple[float, float]:
+        """When it was asked for, and when it was done at the latest."""
+        asked_at = time.time()
         self.lab.run_as_root("scontrol", "update", f"NodeName={node}", f"State={state}", *more)
+        return asked_at, time.time()
+
+    def knows_all_events(self) -> bool:
+        """Accounting has all that befell nodes: that comes after the jobs' rows."""
+        known = ended_events(self.lab, self.since)
+        out = {(one.node, one.reason) for one in self.drained.values()}
+        return out <= known and self.killed_node in {node for node, _ in known}
 
     def _one_node(self, name: str, *more: str, faults: str = "") -> ToldRun:
         return ToldRun(self.lab, name, self.runs, "cluster.nodes=1", *more, faults=faults)
 
     def _nothing_happens(self) -> ToldRun:
-        slow = f"slow@staged:rank=0:step={STALLED_AT}:seconds={STALL_S}"
+        slow = f"sleep@staged:rank=0:step={STALLED_AT}:seconds={STALL_S}"
         run = self._one_node("calm", faults=slow)
-        run.see_start(1)
         assert run.end() == "COMPLETED", run.says()
         return run
 
     def _is_preempted(self) -> ToldRun:
         run = self._one_node("preempted", faults=SLOW)
-        run.see_start(1)
-        run.make_room()
-        self.lab.wait_for_state(run.job_id, ["PENDING"], 60)
-        self.lab.hasten(run.job_id)
-        run.see_start(2)
+        run.wait_for_training(1, timeout_s=PATIENCE_S)
+        run.preempt()
         assert run.end() == "COMPLETED", run.says()
         return run
 
@@ -248,76 +288,79 @@ class Faults:
         step, rank = CRASH
         kill = f"kill@step:rank={rank}:step={step}:attempt=1"
         run = ToldRun(self.lab, "crash", self.runs, faults=kill)
-        run.see_start(1, timeout_s=120)
-        assert run.end(timeout_s=150) == "COMPLETED", run.says()
+        assert run.end() == "COMPLETED", run.says()
         return run
 
     def _rank_hangs(self) -> ToldRun:
         step, rank = HANG
         run = self._one_node("hang", faults=f"stop@step:rank={rank}:step={step}:attempt=1")
-        run.see_start(1, timeout_s=120)
-        self.hung_node = self.lab.show_job(run.job_id)["NodeList"]
-        assert run.end(timeout_s=150) == "COMPLETED", run.says()
+        assert run.end() == "COMPLETED", run.says()
+        (self.hung_node,) = read_attempt(run.run.layout, 1).nodes
         return run
 
     def _has_bugs(self) -> ToldRun:
         run = self._one_node("broken", "+user.buggy=true")
-        run.see_start(1, timeout_s=120)
-        assert run.end(timeout_s=150) == "FAILED", run.says()
+        assert run.end() == "FAILED", run.says()
         return run
 
-    def _node_is_killed(self) -> ToldRun:
-        """Half of the node is the run's, the other half a job's that comes back to the same node
-        when it is on again."""
-        run = self._one_node(
-            "killed", "cluster.tasks_per_node=1", "cluster.gpus_per_node=1", faults=SLOW
-        )
-        run.see_start(1)
+    def _place_on_one_node(self) -> None:
+        """Half of the node is a run's, the other half a job's that comes back to the same node when
+        it is on again."""
+        half = ("cluster.tasks_per_node=1", "cluster.gpus_per_node=1")
+        self._killed = run = self._one_node("killed", *half, faults=SLOW)
+        self.lab.wait_for_state(run.job_id, ["RUNNING"], PATIENCE_S)
         self.killed_node = self.lab.show_job(run.job_id)["NodeList"]
         placed = (f"--nodelist={self.killed_node}", "--gres=gpu:1", "--requeue")
-        again = Foreign(self.lab, "foreign-again", 'sleep "$((90 - 89 * SLURM_RESTART_COUNT))"',
+        again = Foreign(self.lab, "foreign-again", 'sleep "$((600 - 599 * SLURM_RESTART_COUNT))"',
                         *placed)  # fmt: skip
-        self.lab.wait_for_state(again.job_id, ["RUNNING"], 30)
-        wait_until(lambda: (run.step(1) or 0) > INTERVAL or None, timeout_s=60, seen=run.says)
+        self.foreign["again"] = again
+        self.lab.wait_for_state(again.job_id, ["RUNNING"], PATIENCE_S)
+
+    def _node_is_killed(self) -> ToldRun:
+        run, again = self._killed, self.foreign["again"]
+        for job_id in (again.job_id, run.job_id):
+            # Accounting is to know of it: 22.05 may lose the start of one a lost node has ended.
+            self.lab.wait_for_runs(job_id, ["RUNNING"], PATIENCE_S)
+        wait_until(lambda: (run.step(1) or 0) > INTERVAL or None, timeout_s=PATIENCE_S,
+                   seen=run.says)  # fmt: skip
         self.killed_at = time.time()
         self.lab.kill(self.killed_node)
         self.dead_at = time.time()
         try:
             wait_until(
                 lambda: self.lab.show_job(run.job_id).get("Restarts") == "1" or None,
-                timeout_s=90,
+                timeout_s=PATIENCE_S,
                 seen=run.says,
             )
             self.given_up_at = time.time()
             self.lab.hasten(run.job_id)
-            run.see_start(2)
+            run.wait_for_training(2, timeout_s=PATIENCE_S)
         finally:
             self.started_at = time.time()
             self.lab.start(self.killed_node)
         self.lab.hasten(again.job_id)
-        self.foreign["again"] = again
-        assert run.end(timeout_s=150) == "COMPLETED", run.says()
-        assert self.lab.wait_for_end(again.job_id, 60) == "COMPLETED"
+        assert run.end() == "COMPLETED", run.says()
+        assert self.lab.wait_for_end(again.job_id, PATIENCE_S) == "COMPLETED"
         return run
 
     def _is_cancelled(self) -> ToldRun:
-        run = self._one_node("cancelled", "steps=2000")
-        run.see_start(1)
+        run = self._one_node("cancelled", "steps=20000")
+        run.wait_for_training(1, timeout_s=PATIENCE_S)
         node = self.lab.show_job(run.job_id)["NodeList"]
         waits = Foreign(
             self.lab, "foreign-waits", "sleep 1", f"--nodelist={node}", f"--gres=gpu:{GPUS}"
         )
+        self.foreign["waits"] = waits
         time.sleep(WAIT_S)
         self.lab.run_as(self.lab.user, ["scancel", run.job_id])
         assert run.end() == "CANCELLED", run.says()
-        assert self.lab.wait_for_end(waits.job_id, 60) == "COMPLETED"
-        self.foreign["waits"] = waits
+        assert self.lab.wait_for_end(waits.job_id, PATIENCE_S) == "COMPLETED"
         return run
 
     def _fails(self) -> None:
         fails = Foreign(self.lab, "foreign|fails", f"sleep {FOREIGN_S}; exit {FOREIGN_CODE}")
         self.foreign["fails"] = fails
-        self.lab.wait_for_end(fails.job_id, 150)
+        assert self.lab.wait_for_end(fails.job_id, PATIENCE_S) == "FAILED"
 
     def starts(self, name: str) -> list[Start]:
         """Of a job, by slurmctld."""

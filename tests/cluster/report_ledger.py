@@ -32,6 +32,10 @@ class Start:
     """None: it has not been seen to end."""
     off_s: float = 1.01
     """What comes of whole seconds, and of looks where slurmctld does not say when it ended."""
+    seen_at: float = 0.0
+    """When slurmctld was asked what it last answered with a job that runs: it has not ended before.
+    """
+    is_queued_again: bool = False
 
     @property
     def wait_s(self) -> float:
@@ -68,20 +72,24 @@ class Ledger:
             self._look()
 
     def _look(self) -> None:
+        asked_at = time.time()
         shown = self._lab.run_as_root("scontrol", "--oneliner", "show", "job", check=False)
         for line in shown.splitlines():
             job = dict(re.findall(r"(?:^| )([A-Z]\w*)=(\S*)", line))
             if "JobId" in job:
-                self._note(job)
+                self._note(job, asked_at)
 
-    def _note(self, job: dict[str, str]) -> None:
+    def _note(self, job: dict[str, str], asked_at: float) -> None:
         job_id, restarts, state = job["JobId"], int(job.get("Restarts", "0")), job["JobState"]
         start = self._starts.get((job_id, restarts))
         before = self._starts.get((job_id, restarts - 1))
-        if start is None and before is not None and before.end_at is None:
-            # Queued again; while its epilogs run, EndTime is that of its limit (22.05: seen).
-            before.end_at = time.time() if state == "COMPLETING" else _at(job["SubmitTime"])
-            before.off_s += 2.0 if state == "COMPLETING" else 0.0
+        if start is None and before is not None and not before.is_queued_again:
+            # It has ended between two looks, however far apart they are on a busy machine. EndTime
+            # was that of its limit, or of its grace, before it was queued again (22.05: seen).
+            between_s = time.time() - before.seen_at
+            before.end_at = before.seen_at + between_s / 2
+            before.off_s += between_s / 2
+            before.is_queued_again = True
         if state == "PENDING" or (state == "COMPLETING" and start is None):
             return
         start_at, eligible_at = _at(job["StartTime"]), _at(job["EligibleTime"])
@@ -90,9 +98,13 @@ class Ledger:
         if start is None:
             gpus = _GPUS.search(job.get("AllocTRES") or job.get("TRES") or "")
             nodes = int(job["NumNodes"].partition("-")[0])
-            start = Start(start_at, eligible_at, nodes, int(gpus[1]) if gpus else 0)
+            start = Start(
+                start_at, eligible_at, nodes, int(gpus[1]) if gpus else 0, seen_at=start_at
+            )
             self._starts[job_id, restarts] = start
-        if state not in ("RUNNING", "CONFIGURING", "SUSPENDED"):
+        if state in ("RUNNING", "CONFIGURING", "SUSPENDED"):
+            start.seen_at = asked_at
+        else:
             start.end_at = _at(job["EndTime"])
 
 

@@ -77,6 +77,16 @@ def new_folder(lab: Lab) -> Path:
     return Path(lab.run_as(lab.user, new).stdout.strip())
 
 
+def ended_events(lab: Lab, since: str) -> set[tuple[str, str]]:
+    """Nodes that were out of service, and why; none while one of them still is."""
+    argv = ["sacctmgr", "-nP", "show", "event", "events=node", f"start={since}",
+            "format=NodeName,TimeEnd,Reason"]  # fmt: skip
+    rows = [line.split("|", 2) for line in lab.run_as_root(*argv).splitlines()]
+    if any(end == "Unknown" for _, end, _ in rows):
+        return set()
+    return {(node, reason) for node, _, reason in rows}
+
+
 def same(what: str, told: Any, true: Any, *, within: float = 0.0) -> None:
     """A line of the table that -s shows: what was done or seen, and what is told of it."""
     print(f"{what:34} {_shown(true):>40} {_shown(told):>40}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Optional
 
 from batch_runs import LabRun
@@ -52,7 +53,7 @@ class PlacedRun(LabRun):
     def excluded_by_slurm(self) -> str:
         return self.lab.show_job(self.job_id).get("ExcNodeList", "")
 
-    def wait_for_requeue(self, times: int = 1, *, timeout_s: float = 60) -> None:
+    def wait_for_requeue(self, times: int = 1, *, timeout_s: float = 120) -> None:
         """Until the job has been queued again so often, and waits."""
 
         def waits() -> Optional[bool]:
@@ -62,16 +63,14 @@ class PlacedRun(LabRun):
 
         wait_until(waits, timeout_s=timeout_s, seen=self.says)
 
-    def queue_again_at_once(self) -> None:
-        """Its owner queues the job again, and moves its start to a few seconds ahead while its
-        nodes are still busy with their epilogs."""
+    def queue_again_at_once(self) -> float:
+        """Its owner queues the job again and moves its start to a few seconds ahead, which Slurm
+        accepts while its nodes are still busy with their epilogs; to when (UTC)."""
         self.lab.run_as(self.lab.user, ["scontrol", "requeue", self.job_id])
-        self.lab.wait_for_state(self.job_id, ["COMPLETING"], 40)
+        self.lab.wait_for_state(self.job_id, ["COMPLETING"], 60)
         start = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now+4"]
         self.lab.run_as(self.lab.user, start)
-        # Accepted, and forgotten when the epilogs have ended: a start two minutes from then takes
-        # its place (seen on 22.05, 24.11 and 26.05).
-        self.lab.hasten(self.job_id, timeout_s=90)
+        return time.time() + 4
 
 
 class SickRun(PlacedRun):
@@ -82,7 +81,7 @@ class SickRun(PlacedRun):
         files = {"tests/fakes/sick.py": SICK}
         super().__init__(lab, name, *given, faults=faults, files=files, step_s=0.08)
 
-    def wait_for_return(self, *, timeout_s: float = 60) -> None:
+    def wait_for_return(self, *, timeout_s: float = 120) -> None:
         """Until an allocation that Slurm gave has been given back."""
         hastened: list[str] = []
 

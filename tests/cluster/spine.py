@@ -64,7 +64,7 @@ class Run:
         """Another user's job takes the nodes of this one, which then waits."""
         nodes = self.lab.show_job(self.job_id)["NodeList"]
         self.lab.preempt(2, nodelist=nodes, seconds=2)
-        self.lab.wait_for_state(self.job_id, ["PENDING"], timeout_s=90)
+        self.lab.wait_for_state(self.job_id, ["PENDING"], timeout_s=150)
 
     def preempt(self) -> None:
         """The same, and it is hastened."""

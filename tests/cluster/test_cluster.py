@@ -1,14 +1,9 @@
-"""The throwaway cluster itself: that it behaves as a real one, and leaves nothing behind."""
+"""The throwaway cluster itself: that it behaves as a real one."""
 
 from __future__ import annotations
 
-import json
-import os
 import pwd
-import signal
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +30,7 @@ while kill -0 $! 2>/dev/null; do sleep 0.1; done
 WRITES_AND_READS_BACK = """
 for place in /tmp /dev/shm "$LOCAL"; do hostname > "$place/who"; done
 touch "$FOLDER/met.$(hostname)"
-for i in $(seq 100); do [ -e "$FOLDER/met.n1" ] && [ -e "$FOLDER/met.n2" ] && break; sleep 0.1; done
+for i in $(seq 900); do [ -e "$FOLDER/met.n1" ] && [ -e "$FOLDER/met.n2" ] && break; sleep 0.1; done
 echo "$(hostname) reads $(cat /tmp/who /dev/shm/who "$LOCAL/who" | tr '\\n' ' ')"
 """
 
@@ -44,13 +39,13 @@ MEETS_BY_NAME = """
 import os, socket, time
 if os.environ["SLURM_PROCID"] == "0":
     server = socket.create_server((socket.gethostname(), 29500))
-    server.settimeout(20)
+    server.settimeout(120)
     peer, address = server.accept()
     print("heard", peer.recv(100).decode(), "from", address[0])
 else:
-    for attempt in range(100):
+    for attempt in range(1000):
         try:
-            client = socket.create_connection(("n1", 29500), timeout=5)
+            client = socket.create_connection(("n1", 29500), timeout=60)
             break
         except ConnectionRefusedError:
             time.sleep(0.1)
@@ -70,7 +65,7 @@ def run_job(lab: Lab, folder: Path, *arguments: str, script: str) -> str:
     """Run a job to its end; what it printed."""
     output = folder / "output"
     job = lab.sbatch_as(lab.user, f"--output={output}", *arguments, script=script)
-    state = lab.wait_for_state(job, ["COMPLETED", "FAILED", "CANCELLED"], timeout_s=40)
+    state = lab.wait_for_state(job, ["COMPLETED", "FAILED", "CANCELLED"], timeout_s=120)
     text = output.read_text()
     assert state == "COMPLETED", text
     return text
@@ -139,9 +134,16 @@ def test_whether_a_job_may_be_requeued_is_the_jobs_or_the_sites_word(
 def test_nodes_may_lack_scontrol_and_nothing_else(lab: Lab, folder: Path) -> None:
     script = "srun sh -c 'command -v scontrol; command -v squeue'; scontrol ping; echo code $?"
     lab.change_settings(scontrol=False)
+    before = slurmd_start(lab, "n1")
     lab.kill("n1")
     lab.start("n1")
-    lab.wait_for_nodes("idle", ["n1"], timeout_s=30)
+    # Until slurmctld hears of the new one, the node is what it was.
+    wait_until(
+        lambda: slurmd_start(lab, "n1") != before or None,
+        timeout_s=120,
+        seen=lambda: lab.run_as_root("scontrol", "show", "node", "n1"),
+    )
+    lab.wait_for_nodes("idle", ["n1"], timeout_s=120)
     for node in ("n1", "n2"):
         printed = run_job(lab, folder, f"--nodelist={node}", script=script)
         assert [line for line in printed.splitlines() if "not found" not in line] == [
@@ -154,6 +156,12 @@ def test_nodes_may_lack_scontrol_and_nothing_else(lab: Lab, folder: Path) -> Non
     assert printed.splitlines()[0] == "/usr/bin/scontrol"
 
 
+def slurmd_start(lab: Lab, node: str) -> str:
+    """When the slurmd started that has registered last."""
+    shown = lab.run_as_root("scontrol", "show", "node", node)
+    return shown.partition("SlurmdStartTime=")[2].split()[0]
+
+
 def test_expedited_requeue_is_had_where_slurm_has_it(lab: Lab, folder: Path) -> None:
     settings = ["--expedited-requeue", "on", "--requeue-delay-s", "3"]
     if lab.version < (25, 11):
@@ -163,13 +171,13 @@ def test_expedited_requeue_is_had_where_slurm_has_it(lab: Lab, folder: Path) -> 
         return
     lab.change_settings(expedited_requeue=True, requeue_delay_s=3)
     output = folder / "output"
-    script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
+    script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 600'
     argv = [f"--output={output}", "--open-mode=append"]
     for option in ("--requeue", "--requeue=expedite"):
         job = lab.sbatch_as(lab.user, option, *argv, script=script)
-        lab.wait_for_text(output, "restarts 0", 40)
+        lab.wait_for_text(output, "restarts 0", 100)
         lab.run_as(lab.user, ["scontrol", "requeue", job])
-        lab.wait_for_text(output, "restarts 1", 40)
+        lab.wait_for_text(output, "restarts 1", 100)
         output.unlink()
 
 
@@ -185,15 +193,20 @@ def start_signal_logger(lab: Lab, folder: Path) -> str:
     )
     wait_until(
         lambda: count(folder, "task ready") == 4 or None,
-        timeout_s=30,
+        timeout_s=120,
         seen=lambda: f"{count(folder, 'task ready')} of 4 tasks ready",
     )
     return job
 
 
-def count(folder: Path, line: str) -> int:
+def signals(folder: Path) -> list[str]:
+    """What has been logged, in the order in which it was."""
     log = folder / "signals"
-    return log.read_text().splitlines().count(line) if log.exists() else 0
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def count(folder: Path, line: str) -> int:
+    return signals(folder).count(line)
 
 
 def wait_for_count(folder: Path, line: str, number: int, *, timeout_s: float) -> None:
@@ -206,12 +219,13 @@ def wait_for_count(folder: Path, line: str, number: int, *, timeout_s: float) ->
 
 def test_preemption_sends_term_to_the_tasks_first(lab: Lab, folder: Path) -> None:
     # The second round comes some 15 s later whatever a shorter GraceTime says (seen on 22.05).
+    lab.change_settings(grace_s=15)
     job = start_signal_logger(lab, folder)
     lab.preempt(2, seconds=20, nodelist="n[1-2]")
-    wait_for_count(folder, "task TERM", 4, timeout_s=40)
-    assert count(folder, "shell TERM") == 0
-    wait_for_count(folder, "shell TERM", 1, timeout_s=40)
-    assert count(folder, "task USR1") == 0
+    wait_for_count(folder, "shell TERM", 1, timeout_s=120)
+    logged = signals(folder)
+    assert logged[: logged.index("shell TERM")].count("task TERM") >= 4, logged
+    assert "task USR1" not in logged
     lab.wait_for_runs(job, ["PREEMPTED", "PENDING"])
 
 
@@ -221,39 +235,46 @@ def test_preemption_sends_a_jobs_own_signal_first_where_the_site_says_so(
     lab.set_send_user_signal(True)
     start_signal_logger(lab, folder)
     lab.preempt(2, seconds=20, nodelist="n[1-2]")
-    wait_for_count(folder, "task USR1", 4, timeout_s=40)
-    assert count(folder, "task TERM") == 0
-    assert count(folder, "shell USR1") == count(folder, "shell TERM") == 0
+    wait_for_count(folder, "task USR1", 4, timeout_s=120)
+    logged = signals(folder)
+    ends = [at for at, line in enumerate(logged) if line.endswith("TERM")]  # when grace is over
+    first = logged[: min(ends, default=len(logged))]
+    assert first.count("task USR1") >= 4 and "shell USR1" not in first, logged
 
 
 def test_a_requeued_job_waits_two_minutes_unless_its_owner_hastens_it(
     lab: Lab, folder: Path
 ) -> None:
     output = folder / "output"
-    script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 60'
+    script = 'echo "restarts ${SLURM_RESTART_COUNT:-0}"; [ -n "$SLURM_RESTART_COUNT" ] || sleep 600'
     argv = [f"--output={output}", "--open-mode=append"]
     job = lab.sbatch_as(lab.user, *argv, script=script)
-    lab.wait_for_text(output, "restarts 0", 40)
+    lab.wait_for_text(output, "restarts 0", 100)
     lab.run_as(lab.user, ["scontrol", "requeue", job])
-    lab.wait_for_state(job, ["PENDING"], timeout_s=30)
-    assert lab.show_job(job)["Reason"] == "BeginTime"
+    lab.wait_for_state(job, ["PENDING"], timeout_s=100)
+    # The reason comes with the scheduler's next look.
+    wait_until(
+        lambda: lab.show_job(job)["Reason"] == "BeginTime" or None,
+        timeout_s=60,
+        seen=lambda: str(lab.show_job(job)),
+    )
     lab.hasten(job)
-    lab.wait_for_text(output, "restarts 1", 40)
+    lab.wait_for_text(output, "restarts 1", 100)
     lab.wait_for_runs(job, ["REQUEUED", "COMPLETED"])
 
 
 def test_a_killed_node_loses_processes_and_memory_but_not_its_disk(lab: Lab, folder: Path) -> None:
     disk = lab.status()["node_disk"]
-    script = f"touch /tmp/memory /dev/shm/memory {disk}/kept; echo $$ > {folder}/pid; sleep 60"
+    script = f"touch /tmp/memory /dev/shm/memory {disk}/kept; echo $$ > {folder}/pid; sleep 600"
     lab.sbatch_as(lab.user, "--nodelist=n3", f"--output={folder}/output", script=script)
-    lab.wait_for_text(folder / "pid", "\n", 40)
+    lab.wait_for_text(folder / "pid", "\n", 120)
     user_id = pwd.getpwnam(lab.user).pw_uid
     assert processes_of(user_id)
     lab.kill("n3")
     assert not processes_of(user_id)
     lab.start("n3")
     lab.cancel_all()
-    lab.wait_for_nodes("idle", ["n3"], timeout_s=30)
+    lab.wait_for_nodes("idle", ["n3"], timeout_s=120)
     left = lab.run_inside("n3", "ls", "/tmp", "/dev/shm", disk)
     assert "memory" not in left and "kept" in left
 
@@ -267,124 +288,11 @@ def processes_of(user_id: int) -> list[str]:
 
 @pytest.mark.full
 def test_a_cut_node_goes_down_and_comes_back(lab: Lab, folder: Path) -> None:
-    job = lab.sbatch_as(lab.user, "--nodelist=n4", f"--output={folder}/output", script="sleep 300")
-    lab.wait_for_state(job, ["RUNNING"], timeout_s=40)
+    job = lab.sbatch_as(lab.user, "--nodelist=n4", f"--output={folder}/output", script="sleep 900")
+    lab.wait_for_state(job, ["RUNNING"], timeout_s=100)
     lab.cut("n4")
-    lab.wait_for_nodes("down*", ["n4"], timeout_s=70)
+    lab.wait_for_nodes("down*", ["n4"], timeout_s=100)
     assert processes_of(pwd.getpwnam(lab.user).pw_uid), "the cut node runs on by itself"
     lab.wait_for_runs(job, ["NODE_FAIL", "PENDING"])
     lab.join("n4")
-    lab.wait_for_nodes("idle", ["n4"], timeout_s=90)
-
-
-@pytest.fixture
-def second(lab: Lab) -> Iterator[Path]:
-    """A folder for a second cluster beside the first."""
-    path = lab.folder.with_name(lab.folder.name + "-second")
-    assert not path.exists(), f"{path} is left from an earlier test; `cluster.py down` it"
-    yield path
-    if path.exists():
-        cluster("down", folder=path)
-
-
-def traces(folder: Path) -> dict[str, list[str]]:
-    """Everything of the cluster in this folder that is on the machine, by kind."""
-    bridge = json.loads(cluster("status", "--json", folder=folder).stdout)["cluster_name"]
-    links = json.loads(subprocess.check_output(["ip", "-json", "link"], text=True))
-    names = [str(link["ifname"]) for link in links]
-    return {
-        "links": [name for name in names if name == bridge or name.startswith(f"{bridge}-")],
-        "mounts": lines_with(str(folder), "/proc/self/mountinfo"),
-        "users": lines_with(f"{folder}:", "/etc/passwd") + lines_with(f"{folder}/", "/etc/passwd"),
-        "processes": processes_with(folder),
-        "folder": [str(folder)] if folder.exists() else [],
-    }
-
-
-def lines_with(text: str, path: str) -> list[str]:
-    return [line for line in Path(path).read_text().splitlines() if text in line]
-
-
-def processes_with(folder: Path) -> list[str]:
-    """Processes whose environment names the folder, as all daemons' does."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if f"SLURM_CONF={folder}/".encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_text())
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # ended meanwhile, or closed even to root, so none of ours
-    return found
-
-
-@pytest.mark.timeout(240)  # starts a cluster twice; 10 s on an idle machine
-def test_a_cluster_repairs_itself_and_leaves_nothing_behind(second: Path) -> None:
-    started = cluster("up", "--nodes=1", f"--expose={Path(__file__).parent}", folder=second)
-    assert started.returncode == 0, started.stderr
-    assert started.stdout == f"export SLURM_CONF={second}/etc/slurm.conf\n"
-    again = cluster("up", folder=second)
-    assert again.returncode == 0 and "already up" in again.stderr
-
-    shown = json.loads(cluster("status", "--json", folder=second).stdout)
-    pids = {daemon["name"]: daemon["pid"] for daemon in shown["daemons"]}
-    os.kill(pids["slurmctld"], signal.SIGKILL)
-    half_dead = cluster("status", folder=second)
-    assert half_dead.returncode == 1 and "DEAD" in half_dead.stdout
-    repaired = cluster("up", "--nodes=1", f"--expose={Path(__file__).parent}", folder=second)
-    assert repaired.returncode == 0 and "half dead" in repaired.stderr, repaired.stderr
-    assert all(traces(second).values()), "each kind of trace can be seen while it is up"
-
-    assert cluster("down", folder=second).returncode == 0
-    assert not any(traces(second).values())
-    assert Path(__file__).exists(), "what was exposed is not taken down with it"
-    assert cluster("status", folder=second).returncode == 1
-    assert cluster("down", folder=second).returncode == 0, "nothing to do is no failure"
-
-
-def test_a_taken_port_is_named_and_nothing_is_started(second: Path) -> None:
-    ports = json.loads(cluster("status", "--json", folder=second).stdout)["ports"]
-    with socket.create_server(("127.0.0.1", ports["slurmctld"])):
-        refused = cluster("up", "--nodes=1", folder=second)
-    assert refused.returncode == 1
-    assert f"port {ports['slurmctld']}, which slurmctld needs, is taken" in refused.stderr
-    assert not any(traces(second).values())
-
-
-def test_a_slurm_that_debian_does_not_have_is_refused(second: Path) -> None:
-    refused = cluster("up", "--slurm-version", "19.05", folder=second)
-    assert refused.returncode == 1
-    assert "19.05" in refused.stderr and "Traceback" not in refused.stderr
-    assert not any(traces(second).values())
-
-
-def test_a_folder_with_other_things_in_it_is_refused(second: Path) -> None:
-    second.mkdir()
-    (second / "precious").touch()
-    refused = cluster("up", folder=second)
-    assert refused.returncode == 1 and "holds something else" in refused.stderr
-    assert cluster("down", folder=second).returncode == 0
-    assert (second / "precious").exists()
-    (second / "precious").unlink()
-    second.rmdir()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--folder", "/tmp/ftslurm", "up"], "each node has its own"),
-        (["--folder", "/root/ftslurm", "up"], "ordinary users cannot pass through `/root`"),
-        (["cut", "n99"], "there is no node `n99`"),
-        (["start", "n1"], "node `n1` is already on"),
-        (["up", "--nodes", "3"], "a cluster with 4 nodes"),
-        (["up", "--slurm-version", "19.05"], "is already up"),
-        (["enter"], "which command?"),
-        (["enter", "--", "no-such-command"], "no-such-command"),
-    ],
-)
-def test_a_wrong_wish_is_refused_with_a_sentence(
-    lab: Lab, arguments: list[str], sentence: str
-) -> None:
-    refused = cluster(*arguments, folder=None if "--folder" in arguments else lab.folder)
-    assert refused.returncode == 1
-    assert sentence in refused.stderr and "Traceback" not in refused.stderr
+    lab.wait_for_nodes("idle", ["n4"], timeout_s=120)

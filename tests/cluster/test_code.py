@@ -54,7 +54,7 @@ def runs(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
     try:
         lab.preempt(4, seconds=2)
         for run in runs.values():
-            lab.hasten(run.job_id, timeout_s=60)
+            lab.hasten(run.job_id)
         runs["edited"].end_as("FAILED")
         runs["live"].end_as("COMPLETED")
         runs["stale"].end_as("FAILED")

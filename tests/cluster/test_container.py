@@ -21,7 +21,7 @@ from lab import REPOSITORY, Lab
 from ftslurm.files import read_json
 from ftslurm.run.attempts import FINISHED, STOPPED, numbers, read_attempt
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 # Nothing of the node's own /dev and /tmp, and a PID namespace: nobody inside is seen by its number.
 BWRAP = [
@@ -91,7 +91,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return str(Run(json.loads(done.stdout)["run_dir"]).digest)
@@ -122,9 +122,9 @@ def runs(lab: Lab) -> dict[str, LabRun]:
     assert "NumNodes=3 " in shown
     nodes = lab.show_job(made["container"].job_id)["NodeList"]
     lab.preempt(3, nodelist=nodes, seconds=1)
-    lab.hasten(made["container"].job_id, timeout_s=60)
+    lab.hasten(made["container"].job_id)
     for run in made.values():
-        lab.wait_for_end(run.job_id, 100)
+        lab.wait_for_end(run.job_id, 180)
     return made
 
 
@@ -218,9 +218,10 @@ def test_a_line_of_setup_that_fails_ends_the_job_with_a_sentence(runs: dict[str,
 def test_torch_in_a_container_ends_with_the_bits_of_torch_outside(lab: Lab) -> None:
     outside = spine.submit(lab, "parallel=fsdp", name="outside")
     rank_python = given("cluster.rank_python", str(lab.python))
-    inside = spine.submit(
-        lab, "parallel=fsdp", given("cluster.container", BWRAP), rank_python, name="inside"
-    )
+    in_container = ("parallel=fsdp", given("cluster.container", BWRAP), rank_python)
+    # It is not over before it is preempted.
+    slow_steps = {"FTSLURM_FAULTS": "sleep@step:attempt=1:since=7:seconds=2"}
+    inside = spine.submit(lab, *in_container, name="inside", environ=slow_steps)
     inside.wait_for_step(1, 7, timeout_s=240)
     inside.preempt()
     inside.finish(timeout_s=240)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Optional
 
 import pytest
-from batch_runs import STEPS, LabRun, daemon_away
+from batch_runs import STEPS, LabRun, daemon_away, saved_state
 from fakes.project import slow
 from fakes.rank import MASK, NUM_VALUES
 from lab import Lab, wait_until
@@ -24,13 +24,14 @@ from ftslurm.files import read_json
 from ftslurm.run.attempts import read_decision, read_events
 from ftslurm.run.node_memory import RETURNED
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 NUM_RANKS = 4
-SAVED_S = 6.0
-"""slurmctld saves its state at most every 5 s."""
-DECIDES_WITHIN_S = 12
-"""5 s for the agents' last word, 6 s for the clues, as long as slurmctld answers."""
+DECIDES_WITHIN_S = 40
+"""5 s for the agents' last word, 6 s for the clues, as long as slurmctld answers; and what a busy
+machine adds. Who waits for slurmdbd waits for as long as it is away."""
+LATE_KILL = "sleep@step:rank=0:since=20:attempt=1:seconds=3;kill@step:rank=3:step=27:attempt=1"
+"""The daemon is away before the failure; no step is as long as a hang."""
 
 
 def undisturbed(seed: int, steps: int) -> tuple[dict[int, str], str]:
@@ -81,12 +82,9 @@ def wait_for_requeue(run: LabRun, *, timeout_s: float) -> float:
 
 
 def wait_for_saved_state(run: LabRun) -> None:
-    """Until a slurmctld that is killed knows of the run's steps when it is back: what it knows it
-    has written down SAVED_S later, and may have by the time that slow ranks run."""
-    started_at = wait_for_event(run, "ranks_started", timeout_s=60)
-    saved = run.lab.folder / "state" / "job_state"
-    while saved.stat().st_mtime <= started_at and time.time() < started_at + SAVED_S:
-        time.sleep(0.2)
+    """Until a slurmctld that is killed knows of the run's steps when it is back."""
+    wait_for_event(run, "ranks_started", timeout_s=120)
+    saved_state(run.lab, run.job_id)
 
 
 def reached(run: LabRun, step: int) -> Optional[bool]:
@@ -106,13 +104,13 @@ def test_a_controller_that_is_killed_and_comes_back_costs_a_run_nothing(lab: Lab
     wait_for_saved_state(run)
     before = run.wait_for_training(1)
     with daemon_away(lab, "slurmctld"):
-        wait_until(partial(reached, run, before + 3), timeout_s=60, seen=run.says)
+        wait_until(partial(reached, run, before + 3), timeout_s=120, seen=run.says)
         ask_to_leave(run)
         if lab.version < (26, 5):  # its srun ends only when slurmctld has taken the end down
-            wait_for_event(run, "requeue_asked", timeout_s=30)
+            wait_for_event(run, "requeue_asked", timeout_s=120)
             assert run.run.decisions() == ["requeued"], run.says()
     back_at = time.time()
-    requeued_at = wait_for_requeue(run, timeout_s=60)
+    requeued_at = wait_for_requeue(run, timeout_s=150)
     lab.hasten(run.job_id)
     run.end_as("COMPLETED")
     print(f"requeued {requeued_at - back_at:.1f} s after slurmctld was back")
@@ -129,7 +127,7 @@ def test_a_run_trains_on_without_a_controller_and_meets_it_again(lab: Lab) -> No
     for _ in range(2):
         wanted = run.wait_for_training(1) + 8
         with daemon_away(lab, "slurmctld"):
-            wait_until(partial(reached, run, wanted), timeout_s=60, seen=run.says)
+            wait_until(partial(reached, run, wanted), timeout_s=120, seen=run.says)
     assert lab.job_state(run.job_id) == "RUNNING", run.says()
     run.end_as("COMPLETED")
     assert run.run.decisions() == ["done"], run.says()
@@ -139,21 +137,21 @@ def test_a_run_trains_on_without_a_controller_and_meets_it_again(lab: Lab) -> No
 
 @pytest.mark.full
 def test_a_requeue_and_an_excluded_node_wait_a_minute_for_a_controller(lab: Lab) -> None:
-    slow = "slow@step:attempt=1:rank=0:step=2:seconds=4"
-    run = SickRun(lab, "minute", sick="n2", faults=slow)
-    wait_until(lambda: run.step(1), timeout_s=60, seen=run.says, interval_s=0.05)
+    late = "sleep@step:attempt=1:rank=0:since=2:seconds=4"  # slurmctld is away before the failure
+    run = SickRun(lab, "minute", sick="n2", faults=late)
+    wait_until(lambda: run.step(1), timeout_s=120, seen=run.says, interval_s=0.05)
     with daemon_away(lab, "slurmctld", verb="stop"):
         away_at = time.time()
         # srun tries to reach slurmctld for 9 s, and then squeue for 18 s.
-        run.wait_for_decisions(["requeued"], timeout_s=50)
+        run.wait_for_decisions(["requeued"])
         decided = decision(run)
         assert decided["exclude"] == ["n2"], run.says()
         time.sleep(max(0.0, away_at + 60 - time.time()))
     back_at = time.time()
-    wait_until(lambda: run.excluded_by_slurm() == "n2" or None, timeout_s=60, seen=run.says)
+    wait_until(lambda: run.excluded_by_slurm() == "n2" or None, timeout_s=120, seen=run.says)
     excluded_at = time.time()
     # slurmstepd, whose word of the step's end was refused, says it again after a minute.
-    run.wait_for_requeue(timeout_s=120)
+    run.wait_for_requeue(timeout_s=180)
     waits_at = time.time()
     assert run.excluded_by_slurm() == "n2", run.says()
     lab.hasten(run.job_id)
@@ -172,7 +170,7 @@ def test_a_requeue_and_an_excluded_node_wait_a_minute_for_a_controller(lab: Lab)
 
 @pytest.mark.full
 def test_without_accounting_a_failure_is_told_as_far_as_the_run_itself_knows(lab: Lab) -> None:
-    run = LabRun(lab, "no-slurmdbd", step_s=0.1, faults="kill@step:rank=3:step=27:attempt=1")
+    run = LabRun(lab, "no-slurmdbd", step_s=0.1, faults=LATE_KILL)
     run.wait_for_training(1)
     with daemon_away(lab, "slurmdbd", verb="stop"):
         assert not decision(run), run.says()
@@ -190,7 +188,7 @@ def test_without_accounting_a_failure_is_told_as_far_as_the_run_itself_knows(lab
     assert took_s < DECIDES_WITHIN_S, decided
     assert_undisturbed(run)
     # Accounting hears of it all the same.
-    lab.wait_for_runs(run.job_id, ["COMPLETED"], timeout_s=60)
+    lab.wait_for_runs(run.job_id, ["COMPLETED"])
 
 
 @pytest.mark.full
@@ -198,12 +196,11 @@ def test_a_rank_that_fails_while_the_controller_is_away_is_replaced_when_it_is_b
     lab: Lab,
 ) -> None:
     # For some seconds a slurmctld that is back refuses new steps.
-    faults, backoff = "kill@step:rank=3:step=27:attempt=1", "recovery.backoff_s=2"
-    run = LabRun(lab, "restart", backoff, step_s=0.4, faults=faults)
+    run = LabRun(lab, "restart", "recovery.backoff_s=2", step_s=0.4, faults=LATE_KILL)
     wait_for_saved_state(run)
     with daemon_away(lab, "slurmctld"):
         away_at = time.time()
-        wait_until(lambda: decision(run) or None, timeout_s=60, seen=run.says)
+        wait_until(lambda: decision(run) or None, timeout_s=120, seen=run.says)
         time.sleep(max(0.0, away_at + 40 - time.time()))
     run.end_as("COMPLETED")
     decided = decision(run)
@@ -222,20 +219,19 @@ def test_a_rank_that_fails_while_the_controller_is_away_is_replaced_when_it_is_b
 def test_a_preempted_run_is_queued_again_when_the_controller_is_back_within_grace(
     lab: Lab,
 ) -> None:
-    lab.change_settings(grace_s=30)
-    late = "slow@staged:attempt=1:rank=0:seconds=3"
+    late = "sleep@staged:attempt=1:rank=0:seconds=10"  # slurmctld is away before the end
     run = LabRun(lab, "grace", *slow(), faults=late)
     wait_for_saved_state(run)
     run.make_room()
-    warned_at = wait_for_event(run, "signal", timeout_s=30)
+    warned_at = wait_for_event(run, "signal", timeout_s=120)
     with daemon_away(lab, "slurmctld"):
         away_at = time.time()
         if lab.version < (26, 5):
-            run.wait_for_decisions(["requeued"])
+            wait_for_event(run, "requeue_asked", timeout_s=120)
         time.sleep(max(0.0, warned_at + 15 - time.time()))
     back_at = time.time()
-    requeued_at = wait_for_requeue(run, timeout_s=60)
-    lab.hasten(run.job_id, timeout_s=60)
+    requeued_at = wait_for_requeue(run, timeout_s=150)
+    lab.hasten(run.job_id)
     run.end_as("COMPLETED")
     asked_at = event_at(run, "requeue_asked")
     print(
@@ -243,7 +239,7 @@ def test_a_preempted_run_is_queued_again_when_the_controller_is_back_within_grac
         f"back {back_at - warned_at:.1f} s, requeued {requeued_at - warned_at:.1f} s"
     )
     assert asked_at is not None and asked_at < back_at
-    assert requeued_at - warned_at < 30, "not within grace"
+    assert requeued_at - warned_at < lab.settings["grace_s"], "not within grace"
     assert run.run.decisions() == ["requeued", "done"], run.says()
     assert run.run.steps_trained_twice == 0
     assert_undisturbed(run)

@@ -10,7 +10,7 @@ import pytest
 from batch_runs import daemon_away
 from lab import Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
 
 OWN, ABOVE = "ftlow", "fthigh"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from fakes.project import slow
 from lab import Lab
 from sick_runs import SickRun
 
@@ -15,6 +16,9 @@ from ftslurm.run.attempts import read_decision
 from ftslurm.run.node_memory import EXCLUDED, FAULT, READMITTED, RETURNED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PATIENT = {"kill_wait_s": 15}
+"""Of the cluster: the shell of a busy node lives until it has said what it has to say."""
 
 
 def test_a_spare_of_the_allocation_stands_in_for_a_node_that_fails(lab: Lab) -> None:
@@ -30,7 +34,8 @@ def test_a_spare_of_the_allocation_stands_in_for_a_node_that_fails(lab: Lab) -> 
 
 
 def test_a_node_is_kept_out_of_every_later_job_once_its_budget_is_used_up(lab: Lab) -> None:
-    run = SickRun(lab, "budget", "recovery.max_node_faults=2", sick="n2")
+    lab.change_settings(**PATIENT)
+    run = SickRun(lab, "budget", "recovery.max_node_faults=2", *slow(3), sick="n2")
     run.wait_for_requeue()
     assert run.excluded_by_slurm() == "n2", run.says()
     assert [one.nodes for one in run.attempts] == [["n1", "n2"]] * 2, run.says()
@@ -48,6 +53,7 @@ def test_a_node_is_kept_out_of_every_later_job_once_its_budget_is_used_up(lab: L
 
 @pytest.mark.full
 def test_a_waiting_job_is_given_a_node_back_that_somebody_readmits(lab: Lab) -> None:
+    lab.change_settings(**PATIENT)
     run = SickRun(lab, "readmitted", sick="n2")
     run.wait_for_requeue()
     assert run.excluded_by_slurm() == "n2", run.says()
@@ -77,12 +83,13 @@ def test_where_the_shell_is_killed_before_it_can_say_so_the_next_claim_obeys(lab
 def test_the_batch_node_dies_in_that_moment_and_the_node_is_kept_out_all_the_same(
     lab: Lab,
 ) -> None:
+    lab.change_settings(kill_wait_s=60)  # so long the job is COMPLETING
     run = SickRun(lab, "dies", "recovery.agents=false", sick="n2", faults="hang@requeued")
     run.wait_for_decisions(["requeued"])
     lab.wait_for_state(run.job_id, ["COMPLETING"], 40)
     lab.kill("n1")
     try:
-        run.wait_for_return(timeout_s=120)  # of n2 and n3: the batch script ran on n2 itself
+        run.wait_for_return(timeout_s=150)  # of n2 and n3: the batch script ran on n2 itself
         run.wait_for_requeue(2)
         assert run.excluded_by_slurm() == "n2", run.says()
         lab.hasten(run.job_id)
@@ -95,7 +102,8 @@ def test_the_batch_node_dies_in_that_moment_and_the_node_is_kept_out_all_the_sam
 
 @pytest.mark.full
 def test_with_no_node_in_its_place_a_run_goes_on_with_fewer_and_grows_back(lab: Lab) -> None:
-    run = SickRun(lab, "elastic", "recovery.min_nodes=1", sick="n2")
+    lab.change_settings(**PATIENT)
+    run = SickRun(lab, "elastic", "recovery.min_nodes=1", *slow(2), sick="n2")
     run.wait_for_training(2)
     run.preempt()
     run.end_as("COMPLETED")
@@ -120,7 +128,7 @@ def test_the_oldest_exclusion_is_given_up_where_the_job_could_never_start(lab: L
 def test_a_job_that_is_queued_again_without_a_wait_is_kept_off_the_node_too(lab: Lab) -> None:
     if lab.version < (25, 11):
         pytest.skip("Slurm before 25.11 has no --requeue=expedite")
-    lab.change_settings(expedited_requeue=True)
+    lab.change_settings(expedited_requeue=True, **PATIENT)
     run = SickRun(lab, "expedited", sick="n2")
     run.end_as("COMPLETED")
     assert run.run.decisions() == ["requeued", "done"], run.says()

@@ -11,6 +11,7 @@ from typing import Optional
 import pytest
 from batch_runs import LabRun
 from fakes import leftover
+from fakes.project import slow_while
 from lab import Lab, wait_until
 
 from ftslurm.files import read_json
@@ -18,7 +19,7 @@ from ftslurm.run.account import read_account
 from ftslurm.run.attempts import read_events
 from ftslurm.run.jobs import read_jobs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 
 LEFTOVER = Path(leftover.__file__).read_text()
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -54,7 +55,7 @@ def move_to_next_job(run: LabRun) -> None:
         newest = read_jobs(run.run.layout)[-1].job_id
         return newest if newest != old else None
 
-    run.job_id = wait_until(queued, timeout_s=60, seen=run.says)
+    run.job_id = wait_until(queued, timeout_s=150, seen=run.says)
 
 
 def publisher(run: LabRun, step: int) -> int:
@@ -64,6 +65,7 @@ def publisher(run: LabRun, step: int) -> int:
 
 @pytest.mark.parametrize("agents", ["false", "true"])
 def test_a_rank_on_a_node_that_lost_slurm_publishes_into_nothing(lab: Lab, agents: str) -> None:
+    slow = lab.home(lab.user) / f"slow-{agents}"
     run = LabRun(
         lab,
         f"fence-{agents}",
@@ -71,10 +73,12 @@ def test_a_rank_on_a_node_that_lost_slurm_publishes_into_nothing(lab: Lab, agent
         "+cluster.env.LEFTOVER_STOPS=rename-40",
         f"recovery.agents={agents}",
         "recovery.hang_factor=0",  # it is to be found stopped by nobody
-        step_s=0.2,
+        *slow_while(slow, since=22, seconds=2.0),
+        step_s=0.1,
         files={"tests/fakes/leftover.py": LEFTOVER},
     )
-    pid = wait_until(lambda: stopped_rank(run), timeout_s=60, seen=run.says)
+    pid = wait_until(lambda: stopped_rank(run), timeout_s=150, seen=run.says)
+    slow.touch()  # the next attempt does not come to the step before the old rank goes on
     undisturbed = LabRun(lab, "calm", f"recovery.agents={agents}")
     undisturbed.end_as("COMPLETED")
     node = lab.show_job(run.job_id)["BatchHost"]
@@ -82,14 +86,15 @@ def test_a_rank_on_a_node_that_lost_slurm_publishes_into_nothing(lab: Lab, agent
     if agents == "true":
         move_to_next_job(run)
     else:
-        lab.hasten(run.job_id, timeout_s=90)
-    run.wait_for_training(2, timeout_s=90)
+        lab.hasten(run.job_id, timeout_s=150)
+    run.wait_for_training(2, timeout_s=150)
     assert Path(f"/proc/{pid}").exists(), "the old rank was not left to go on"
     os.kill(pid, signal.SIGCONT)
     wait_until(
-        lambda: read_json_or_none(run, 40) == 1 or None, timeout_s=20, seen=run.says,
+        lambda: publisher_or_none(run, 40) == 1 or None, timeout_s=30, seen=run.says,
         interval_s=0.02,
     )  # fmt: skip
+    slow.unlink()
     run.end_as("COMPLETED")
     lab.join(node)
     # What Slurm still ends there would keep the node for a minute.
@@ -110,7 +115,7 @@ def test_a_rank_on_a_node_that_lost_slurm_publishes_into_nothing(lab: Lab, agent
     assert "a leftover of it still wrote" in text and "quarantined step-000000000040-001" in text
 
 
-def read_json_or_none(run: LabRun, step: int) -> Optional[int]:
+def publisher_or_none(run: LabRun, step: int) -> Optional[int]:
     try:
         return publisher(run, step)
     except FileNotFoundError:
@@ -135,17 +140,19 @@ def test_one_nodes_clock_90_s_ahead_changes_neither_the_order_nor_the_times(lab:
     )
     # Not its job's end: on a machine that is too busy an agent may be missed, and the run move on.
     done = run.run.layout.done
-    wait_until(lambda: done.exists() or None, timeout_s=150, seen=run.says)
+    wait_until(lambda: done.exists() or None, timeout_s=300, seen=run.says)
     told = run.status()
     first = told["attempts"][0]
     assert first["nodes"] == ["n1", "n2"], "n2 had to be one of its nodes"
     failure, line = first["first_failure"], first["timeline"]
     assert (failure["rank"], failure["node"]) == (3, "n2"), run.says()
     agents = read_json(run.run.layout.attempt(1).root / "agents.json")
-    assert agents["nodes"]["n2"]["offset_s"] == pytest.approx(AHEAD_S, abs=1.0)
-    assert agents["nodes"]["n1"]["offset_s"] == pytest.approx(0.0, abs=1.0)
-    assert line["failed_by"] == "error record of rank 3" and 0 < line["rto_s"] < 150, line
-    assert 0 <= line["mttd_s"] < 30, line
+    offsets = {node: agents["nodes"][node]["offset_s"] for node in ("n1", "n2")}
+    print(f"offsets {offsets}, times {line}")
+    # As exact as a question to the agent is quick; a clock that was believed is AHEAD_S off.
+    assert offsets == pytest.approx({"n1": 0.0, "n2": AHEAD_S}, abs=10.0)
+    assert line["failed_by"] == "error record of rank 3" and 0 < line["rto_s"] < 300, line
+    assert abs(line["mttd_s"]) < AHEAD_S / 2, line
     print(run.ftslurm("status", str(run.run.layout.root)))
     whole = run.ftslurm("status", str(run.run.layout.root), "--attempt", "1")
     print(whole)

@@ -4,11 +4,12 @@ however soon Slurm kills whoever writes it."""
 from __future__ import annotations
 
 import pytest
-from batch_runs import Group, LabRun
+from batch_runs import Group, LabRun, time_to_leave
+from fakes.project import slow
 from lab import Lab
 from metrics_runs import only, read_samples
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 STATES = ("run_active", "run_training", "run_waiting", "run_finished", "run_needs_person")
 
@@ -40,10 +41,10 @@ def finished(lab: Lab) -> Measured:
 
 
 def preempted(lab: Lab) -> Measured:
-    run = Measured(lab, "metrics-preempted", "steps=600")
+    run = Measured(lab, "metrics-preempted", *slow())
     run.wait_for_training(1)
     run.make_room()
-    lab.wait_for_state(run.job_id, ["PENDING"], 60)
+    lab.wait_for_state(run.job_id, ["PENDING"], 120)
     run.read()
     return run
 
@@ -59,7 +60,7 @@ def failed(lab: Lab) -> Measured:
 
 def killed(lab: Lab) -> Measured:
     """With its batch shell: it leaves no word, and its file says for ever that it is active."""
-    run = Measured(lab, "metrics-killed", "steps=600")
+    run = Measured(lab, "metrics-killed", *slow(seconds=2))
     run.wait_for_training(1)
     run.answers.append(asked(run))
     lab.run_as_root("scancel", "--signal=KILL", "--batch", run.job_id)
@@ -79,7 +80,8 @@ def asked(run: Measured) -> str:
 
 @pytest.fixture(scope="module")
 def runs(lab: Lab) -> Group[Measured]:
-    return Group(lab, {"preempted": preempted, "killed": killed})
+    with time_to_leave(lab):
+        return Group(lab, {"preempted": preempted, "killed": killed})
 
 
 @pytest.fixture(scope="module")

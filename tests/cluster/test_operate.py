@@ -4,26 +4,24 @@ but to leave a file in a folder."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_runs import STEPS, LabRun
+from batch_runs import STEPS, Group, LabRun, time_to_leave
 from fakes.project import slow
 from lab import Lab
 
 from ftslurm.run.attempts import read_outcome
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 class Operated(LabRun):
     """A run on one node, so that four have room, the verbs for it, and what they answered."""
 
     def __init__(self, lab: Lab, name: str, *more: str, slow_attempts: int = 1) -> None:
-        super().__init__(lab, name, "cluster.nodes=1", *slow(slow_attempts), *more)
+        super().__init__(lab, name, "cluster.nodes=1", *slow(slow_attempts, seconds=2), *more)
         self.answers: list[dict[str, Any]] = []
 
     def order(self, verb: str, *options: str) -> str:
@@ -73,9 +71,10 @@ def resubmitting(lab: Lab) -> Operated:
     run.resume()
     run.wait_for_training(2)
     run.order("stop", "--wait")
-    run.answers[-1]["queue"] = lab.run_as_root(
-        "squeue", "--noheader", f"--name=ftslurm-{run.run.layout.root.name}", "--format=%i"
-    )
+    # The job itself may have its nodes for a moment yet (COMPLETING).
+    there = ["--noheader", "--states=PENDING,RUNNING,SUSPENDED", "--format=%i"]
+    named = f"--name=ftslurm-{run.run.layout.root.name}"
+    run.answers[-1]["queue"] = lab.run_as_root("squeue", named, *there)
     run.resume()
     run.end_as("COMPLETED")
     return run
@@ -107,7 +106,7 @@ def stopped_by_somebody_else(lab: Lab) -> Operated:
 
 
 @pytest.fixture(scope="module")
-def runs(lab: Lab) -> Callable[[str], Operated]:
+def runs(lab: Lab) -> Group[Operated]:
     scenarios = {
         "undisturbed": undisturbed,
         "stopped": stopped_and_resumed,
@@ -116,11 +115,8 @@ def runs(lab: Lab) -> Callable[[str], Operated]:
         "queued": cancelled_in_the_queue,
         "resubmitting": resubmitting,
     }
-    with ThreadPoolExecutor(max_workers=len(scenarios)) as pool:
-        futures: dict[str, Future[Operated]] = {
-            name: pool.submit(scenario, lab) for name, scenario in scenarios.items()
-        }
-    return lambda name: futures[name].result()
+    with time_to_leave(lab):
+        return Group(lab, scenarios)
 
 
 def assert_as_undisturbed(run: Operated, baseline: Operated) -> None:
@@ -131,54 +127,52 @@ def assert_as_undisturbed(run: Operated, baseline: Operated) -> None:
 
 
 def test_a_stopped_run_is_resumed_in_a_new_job_and_loses_no_step(
-    lab: Lab, runs: Callable[[str], Operated]
+    lab: Lab, runs: Group[Operated]
 ) -> None:
-    run = runs("stopped")
+    run = runs["stopped"]
     assert [answer["result"] for answer in run.answers] == ["saved", "stopped", "queued"]
     assert run.run.decisions() == ["ended", "done"], run.says()
     outcome = read_outcome(run.run.layout.attempt(1))
     assert outcome is not None
     assert (outcome.order, outcome.signal, outcome.committed_step) == ("stop", None, outcome.step)
-    assert_as_undisturbed(run, runs("undisturbed"))
+    assert_as_undisturbed(run, runs["undisturbed"])
     first, second = [attempt["job_id"] for attempt in run.status()["attempts"]]
     assert first != second == run.job_id
     lab.wait_for_runs(first, ["COMPLETED"])
 
 
-def test_a_paused_run_keeps_its_job_held_by_its_user(
-    lab: Lab, runs: Callable[[str], Operated]
-) -> None:
-    run = runs("paused")
+def test_a_paused_run_keeps_its_job_held_by_its_user(lab: Lab, runs: Group[Operated]) -> None:
+    run = runs["paused"]
     paused, released = run.answers
     assert (paused["result"], paused["priority"], released["result"]) == ("paused", "0", "released")
     assert run.run.decisions() == ["paused", "done"], run.says()
-    assert_as_undisturbed(run, runs("undisturbed"))
+    assert_as_undisturbed(run, runs["undisturbed"])
     lab.wait_for_runs(run.job_id, ["REQUEUED", "COMPLETED"])
 
 
 def test_somebody_without_a_right_on_the_job_stops_it_by_a_file_and_only_once(
-    runs: Callable[[str], Operated],
+    runs: Group[Operated],
 ) -> None:
-    run = runs("shared")
+    run = runs["shared"]
     assert run.run.decisions() == ["ended", "done"], run.says()
-    assert_as_undisturbed(run, runs("undisturbed"))
+    assert_as_undisturbed(run, runs["undisturbed"])
 
 
 def test_a_run_that_resubmits_itself_pauses_by_its_successor_and_stops_with_it(
-    runs: Callable[[str], Operated],
+    runs: Group[Operated],
 ) -> None:
-    run = runs("resubmitting")
+    run = runs["resubmitting"]
     results = [answer["result"] for answer in run.answers]
     assert results == ["paused", "released", "stopped", "queued"]
     assert run.answers[2]["queue"].strip() == "", "no successor is left"
     assert run.run.decisions() == ["paused", "ended", "done"], run.says()
-    assert_as_undisturbed(run, runs("undisturbed"))
+    assert_as_undisturbed(run, runs["undisturbed"])
     assert len({attempt["job_id"] for attempt in run.status()["attempts"]}) == 3
 
 
 def test_a_stop_of_a_queued_job_cancels_it_before_it_has_run(
-    runs: Callable[[str], Operated],
+    runs: Group[Operated],
 ) -> None:
-    run = runs("queued")
+    run = runs["queued"]
     assert [answer["result"] for answer in run.answers] == ["cancelled", "not_running"]
     assert run.status()["state"] == "cancelled" and run.status()["attempts"] == []

@@ -13,9 +13,10 @@ import pytest
 from batch_runs import LabRun
 from lab import Lab, wait_until
 
+from ftslurm.node.preflight import DEADLINE_S
 from ftslurm.run.attempts import read_attempt
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SLOW_LINK = ("rate", "20mbit", "burst", "32kbit", "latency", "400ms")
 """A thousandth of what the others have. (`netem` is in few kernels.)"""
@@ -36,8 +37,26 @@ class TriedRun(LabRun):
         path = self.run.layout.attempt(attempt).root / "preflight.log"
         return path.read_text() if path.exists() else ""
 
-    def wait_for_log(self, attempt: int, text: str) -> None:
-        wait_until(lambda: text in self.log(attempt) or None, timeout_s=120, seen=self.says)
+    def wait_until_tried(self, node: str) -> None:
+        """Until the trial of attempt 1 runs on this node, and hears signals."""
+        here = re.compile(rf'"kind": "here".*"node": "{node}"')
+        wait_until(lambda: here.search(self.log(1)), timeout_s=240, seen=self.says)
+
+    def stop_trial(self, node: str) -> list[str]:
+        """On one node alone, as soon as it has been started there; its pids. The others wait two
+        minutes for it."""
+        look = "pgrep -f '^[^ ]*python.* -m ftslurm.train.preflight' || true"
+
+        def found() -> Optional[list[str]]:
+            return self.lab.run_inside(node, "sh", "-c", look).split() or None
+
+        pids = wait_until(found, timeout_s=240, seen=self.says)
+        self.lab.run_inside(node, "kill", "-STOP", *pids)
+        return pids
+
+    def continue_trial(self, node: str, pids: list[str]) -> None:
+        """Unless it has been killed with the others."""
+        self.lab.run_inside(node, "sh", "-c", f"kill -CONT {' '.join(pids)} || true")
 
     def told(self) -> list[str]:
         """What the batch script's own log has of it."""
@@ -79,13 +98,18 @@ def test_a_node_with_a_slow_network_is_named_and_the_run_goes_on_without_it(
 def test_a_job_told_to_leave_while_nodes_are_tried_leaves_and_loses_nothing(
     lab: Lab, name: str
 ) -> None:
-    """To the steps alone: the batch shell hears nothing, as at the start of grace."""
+    """To the steps alone: the batch shell hears nothing, as at the start of grace. One node is
+    stopped meanwhile, so that the trial is not over before."""
     run = TriedRun(lab, f"told-{name.lower()}", "cluster.nodes=2", "cluster.spares=0")
-    run.wait_for_log(1, '"kind": "here"')
+    stopped = run.stop_trial("n2")
+    run.wait_until_tried("n1")
     lab.run_as(lab.user, ["scancel", f"--signal={name}", run.job_id])
-    wait_until(lambda: run.run.decisions()[:1] == ["requeued"] or None, timeout_s=60, seen=run.says)
+    run.continue_trial("n2", stopped)
+    wait_until(
+        lambda: run.run.decisions()[:1] == ["requeued"] or None, timeout_s=120, seen=run.says
+    )
     assert not run.had_ranks(1)
-    lab.hasten(run.job_id, timeout_s=60)
+    lab.hasten(run.job_id)
     run.end_as("COMPLETED", timeout_s=240)
     assert not run.found(2)["bad"], run.found(2)
 
@@ -93,16 +117,12 @@ def test_a_job_told_to_leave_while_nodes_are_tried_leaves_and_loses_nothing(
 @pytest.mark.full
 def test_a_node_that_freezes_while_it_is_tried_is_named_in_bounded_time(lab: Lab) -> None:
     run = TriedRun(lab, "frozen")
-    run.wait_for_log(1, '"kind": "here"')
-
-    def froze() -> Optional[bool]:
-        found = lab.run_inside("n2", "pgrep", "-f", "^[^ ]*python.* -m ftslurm.train.preflight")
-        lab.run_inside("n2", "kill", "-STOP", *found.split())
-        return True
-
-    wait_until(froze, timeout_s=60, seen=run.says)
+    stopped = run.stop_trial("n3")  # so long nothing begins
+    run.wait_until_tried("n2")
+    run.stop_trial("n2")
+    run.continue_trial("n3", stopped)
     run.end_as("COMPLETED", timeout_s=390)
     print("\n".join(run.told()))
     assert list(run.found(1)["bad"]) == ["n2"], run.found(1)
-    assert run.found(1)["wall_s"] < 200
+    assert run.found(1)["wall_s"] < DEADLINE_S, "its own limits, not that of the whole"
     assert not run.found(2)["bad"], run.found(2)

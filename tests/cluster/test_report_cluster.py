@@ -7,6 +7,7 @@ clock of the one who broke things, never against another part of the report.
 from __future__ import annotations
 
 import json
+import statistics
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Optional
@@ -17,27 +18,26 @@ from lab import Lab, wait_until
 from report_faults import (
     BUGS,
     CRASH,
-    DRAINED_S,
     FEW,
     FOREIGN_S,
     GPUS,
     HANG,
     INTERVAL,
-    LOST_AFTER_S,
     MORE,
+    PATIENCE_S,
     STALL_S,
     STEP_S,
     WAIT_S,
     Faults,
     ToldRun,
 )
-from report_ledger import stamp_at
 from report_told import Told, between, same
 
+from ftslurm.diagnosis.hang import HangLimits
 from ftslurm.files import read_json
 from ftslurm.report.drains import LOST, OTHERS, OURS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NODES = {"crash": 2}
 GPUS_OF = {"killed": 1, "again": 1}
@@ -61,13 +61,15 @@ def told(faults: Faults) -> Told:
         found = Told(faults, faults.report("--since", faults.since))
         ended = [job["attempts"][-1]["end_at"] for job in found.jobs.values()]
         jobs = len(faults.names) + len(faults.foreign)
-        return found if len(found.jobs) == jobs and all(ended) else None
+        is_whole = len(found.jobs) == jobs and all(ended) and faults.knows_all_events()
+        return found if is_whole else None
 
-    return wait_until(whole, timeout_s=30, seen=lambda: "accounting lacks rows", interval_s=2)
+    return wait_until(whole, timeout_s=PATIENCE_S, seen=faults.rows, interval_s=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def degraded(faults: Faults, told: Told) -> Told:
+    """At once: slurmctld forgets jobs after five minutes."""
     with daemon_away(faults.lab, "slurmdbd", verb="stop"):
         return Told(faults, faults.report("--since", faults.since))
 
@@ -144,36 +146,35 @@ def test_lost_steps_are_those_that_no_checkpoint_held(faults: Faults, told: Told
 
 def test_times_in_the_queue_and_on_nodes_are_slurmctlds(faults: Faults, told: Told) -> None:
     for name, attempts in told.ours().items():
-        run, first = faults.run[name], attempts[0]
-        waited_s = run.started_at[0] - run.eligible_at[0]
-        spent_s = run.ended_at - run.started_at[0]
-        same(f"{name}: waited in the queue (s)", first["wait_s"], waited_s, within=SECOND)
-        end_at = told.attempts(name)[-1]["end_at"]
-        same(f"{name}: begin to end (s)", end_at - first["start_at"], spent_s, within=2 * SECOND)
-        assert first["start_at"] == pytest.approx(run.started_at[0], abs=SECOND), name
+        starts, first = faults.starts(name), attempts[0]
+        same(f"{name}: waited in the queue (s)", first["wait_s"], starts[0].wait_s, within=SECOND)
+        same(f"{name}: end", told.attempts(name)[-1]["end_at"], starts[-1].end_at, within=SECOND)
+        assert first["start_at"] == pytest.approx(starts[0].start_at, abs=SECOND), name
         same(f"{name}: nodes", {one["num_nodes"] for one in attempts}, {NODES.get(name, 1)})
         same(f"{name}: GPUs", {one["gpus"] for one in attempts}, {_gpus(name)})
     for name in ("preempted", "killed"):
-        second = faults.run[name].started_at[1]
-        assert told.attempts(name)[1]["start_at"] == pytest.approx(second, abs=SECOND)
+        first_start, second_start = faults.starts(name)[:2]
+        first, second = told.attempts(name)[:2]
+        same(f"{name}: end of the first", first["end_at"], first_start.end_at,
+             within=first_start.off_s)  # fmt: skip
+        assert second["start_at"] == pytest.approx(second_start.start_at, abs=SECOND)
     # One job of Slurm's, several attempts: they share its time, and only the first has waited.
     for name in {"broken", "crash", "hang"} & faults.run.keys():
-        run, attempts = faults.run[name], told.attempts(name)
+        (start,), attempts = faults.starts(name), told.attempts(name)
         elapsed_s = sum(one["elapsed_s"] for one in attempts)
-        assert elapsed_s == pytest.approx(run.ended_at - run.started_at[0], abs=SECOND)
+        same(f"{name}: begin to end (s)", elapsed_s, start.spent_s, within=SECOND)
         assert {one["wait_s"] for one in attempts[1:]} == {None}
-    (waited,) = told.attempts("waits")
-    shown = faults.lab.show_job(faults.foreign["waits"].job_id)
-    waited_s = stamp_at(shown["StartTime"]) - stamp_at(shown["EligibleTime"])
-    same("waits: waited in the queue (s)", waited["wait_s"], waited_s)
-    assert waited_s >= WAIT_S - 1
+    (waits,), (waited,) = faults.starts("waits"), told.attempts("waits")
+    same("waits: waited in the queue (s)", waited["wait_s"], waits.wait_s)
+    assert waits.wait_s >= WAIT_S - 1
     for name in ("killed", "again"):
-        over_at = told.attempts(name)[0]["end_at"]
-        seen_s = faults.given_up_at - faults.killed_at
-        print(f"{name}: node given up after {over_at - faults.killed_at:.1f} s, seen {seen_s:.1f}")
-        assert faults.killed_at + LOST_AFTER_S - 5 < over_at < faults.given_up_at + 2
-    (foreign,) = told.attempts("fails")
-    same("fails: begin to end (s)", foreign["elapsed_s"], float(FOREIGN_S), within=SECOND)
+        lost, over_at = faults.starts(name)[0], told.attempts(name)[0]["end_at"]
+        print(f"{name}: node given up after {over_at - faults.killed_at:.1f} s")
+        same(f"{name}: node given up", over_at, lost.end_at, within=lost.off_s)
+        assert over_at > faults.killed_at - SECOND
+    (fails,), (foreign,) = faults.starts("fails"), told.attempts("fails")
+    same("fails: begin to end (s)", foreign["elapsed_s"], fails.spent_s)
+    assert fails.spent_s >= FOREIGN_S
 
 
 def test_from_a_failure_to_the_next_step_it_takes_what_the_ranks_clocks_say(
@@ -182,9 +183,17 @@ def test_from_a_failure_to_the_next_step_it_takes_what_the_ranks_clocks_say(
     for name in {"broken", "crash", "hang"} & faults.run.keys():
         run, attempts = faults.run[name], told.attempts(name)
         for number, one in enumerate(attempts[:-1], start=1):
-            silent_s = run.steps_at(number + 1)[0] - run.steps_at(number)[-1]
-            same(f"{name} {number}: back after (s)", one["rto_s"], silent_s, within=1.0)
+            # Behind its last step, and before the rank had said so; one that was killed or hangs
+            # says nothing, and is gone before the next attempt.
+            said_at = run.claimed_at(number + 1)
+            if name == "broken":
+                said_at = min(said_at, run.failed_at(number))
+            first_at, second_at = run.steps_at(number + 1)[:2]
+            between(f"{name} {number}: back after (s)", one["rto_s"], first_at - said_at,
+                    second_at - run.steps_at(number)[-1])  # fmt: skip
             assert 0.0 <= one["mttd_s"] <= one["rto_s"]
+            if name == "hang":
+                assert one["mttd_s"] > HangLimits.floor_s - 2.0  # less long nobody is silent
 
 
 def test_hours_are_what_slurmctld_gave(faults: Faults, told: Told) -> None:
@@ -244,9 +253,10 @@ def test_a_drain_of_ours_is_told_from_a_lost_node_and_from_others_drains(
     faults: Faults, told: Told
 ) -> None:
     found = told.fleet["drains"]
-    for kind, node in faults.drained.items():
-        same(f"{kind}: nodes out", found[kind]["nodes"], [node])
-        same(f"{kind}: out for (s)", 3600 * found[kind]["hours"], DRAINED_S, within=SECOND + 1)
+    for kind, one in faults.drained.items():
+        same(f"{kind}: nodes out", found[kind]["nodes"], [one.node])
+        between(f"{kind}: out for (s)", 3600 * found[kind]["hours"], one.least_s - SECOND,
+                one.most_s + SECOND)  # fmt: skip
     same("ours: rules", found[OURS]["reasons"], {"XID79": 1})
     same("others: reasons", found[OTHERS]["reasons"], {"a | b": 1})
     same("lost: nodes", found[LOST]["nodes"], [faults.killed_node])
@@ -272,8 +282,9 @@ def test_goodput_and_waste_add_up_to_what_was_allocated(faults: Faults, told: To
     lost_s = sum(NODES.get(name, 1) * one["lost_s"] for name in ours for one in ours[name])
     same("lost (s)", parts["lost"], lost_s, within=1e-6)
     behind_s = sum(NODES.get(name, 1) * _behind_saves_s(faults.run[name]) for name in ours)
-    between("stopped for saves (s)", parts["stall"], STALL_S - 0.2, behind_s)
-    least_s, most_s = map(sum, zip(*(_starting_s(name, faults.run[name]) for name in ours)))
+    usual_s = statistics.median(faults.run["calm"].trace_s(1))
+    between("stopped for saves (s)", parts["stall"], STALL_S + STEP_S - usual_s - 0.01, behind_s)
+    least_s, most_s = map(sum, zip(*(_starting_s(name, faults) for name in ours)))
     others = [one for attempts in told.unclaimed().values() for one in attempts]
     rest_s = sum(one["num_nodes"] * one["elapsed_s"] for one in others)
     between("starting and restarting (s)", parts["restart"], least_s + rest_s, most_s + rest_s)
@@ -282,8 +293,9 @@ def test_goodput_and_waste_add_up_to_what_was_allocated(faults: Faults, told: To
     )
     same("in the queue (s)", good["queue_s"], waited_s, within=1e-6)
     # From the node's death until Slurm gave it up nobody trained and nobody started.
-    idle_s = told.attempts("killed")[0]["end_at"] - faults.dead_at
-    between("other (s)", parts["other"], idle_s - 2, allocated_s)
+    first_at, second_at = faults.run["killed"].steps_at(1)[:2]
+    idle_s = told.attempts("killed")[0]["end_at"] - faults.dead_at - (second_at - first_at)
+    between("other (s)", parts["other"], idle_s - SECOND, allocated_s)
     assert told.fleet["runs_untold"] == 0
 
 
@@ -340,8 +352,10 @@ def test_without_slurmdbd_it_says_so_and_tells_nothing_that_is_wrong(
             assert less["cause"] == ("unknown" if more["cause"] == "node" else more["cause"]), name
             assert less["node"] == (None if more["cause"] == "node" else more["node"])
             assert less["gpus"] == more["gpus"]
-            assert less["elapsed_s"] <= more["elapsed_s"] + 2, (name, less, more)
-            assert less["start_at"] == pytest.approx(more["start_at"], abs=10)
+            assert less["elapsed_s"] <= more["elapsed_s"] + SECOND, (name, less, more)
+            # Of a start that slurmctld has forgotten, since when it was the run's.
+            begun = {more["start_at"], faults.run[name].claimed_at(less["number"])}
+            assert less["start_at"] in begun, (name, less, more)
     assert degraded.jobs["fails"]["attempts"] == told.jobs["fails"]["attempts"]
     # Of a job that is none of ours the newest attempt alone.
     assert degraded.attempts("again") == told.attempts("again")[1:]
@@ -364,19 +378,20 @@ def _behind_saves_s(run: ToldRun) -> float:
     return found
 
 
-def _starting_s(name: str, run: ToldRun) -> tuple[float, float]:
+def _starting_s(name: str, faults: Faults) -> tuple[float, float]:
     """Node-seconds at least and at most from the start of each attempt until its first step began:
     of one within the job before it, from the end of the step before at most."""
+    run, starts = faults.run[name], faults.starts(name)
     least_s = most_s = 0.0
-    starts = list(run.started_at)
     for attempt in range(1, run.attempts + 1):
-        first_at = run.steps_at(attempt)[0] - run.trace_s(attempt)[0]
+        # A step is told of when it is done, and before the next one is.
+        first_at, told_by = (at - run.trace_s(attempt)[0] for at in run.steps_at(attempt)[:2])
         if starts:
-            begun_at = starts.pop(0)
+            begun_at = starts.pop(0).start_at
             least_s += first_at - begun_at - SECOND
-            most_s += first_at - begun_at + SECOND
+            most_s += told_by - begun_at
         else:
-            most_s += first_at - run.steps_at(attempt - 1)[-1]
+            most_s += told_by - run.steps_at(attempt - 1)[-1]
     return least_s * NODES.get(name, 1), most_s * NODES.get(name, 1)
 
 

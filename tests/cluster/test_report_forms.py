@@ -17,6 +17,7 @@ from batch_runs import make_project
 from chromium import browse
 from fakes.project import overrides
 from lab import Lab, wait_until
+from report_faults import PATIENCE_S
 from report_ledger import Ledger
 from report_told import ask, same
 from test_report_page import Figures, embedded, shown
@@ -27,7 +28,7 @@ from ftslurm.report.text import hours
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.full]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.full]
 
 GPUS = 2
 FAILS_AT, STEPS = 25, (30, 40)
@@ -61,10 +62,12 @@ class Jobs:
         with Ledger(lab) as self.ledger:
             self._submit()
             own = [*self.tasks, self.own]
-            wait_until(lambda: not lab.queue() or None, timeout_s=120, seen=lab.queue)
+            wait_until(lambda: not lab.queue() or None, timeout_s=PATIENCE_S, seen=lab.queue)
             for job_id in (*own, self.other):
-                lab.wait_for_end(job_id, 10)
-        wait_until(lambda: self._are_told() or None, timeout_s=30, seen=self._says, interval_s=2)
+                lab.wait_for_end(job_id, PATIENCE_S)
+        self.raw = {job_id: lab.show_job(job_id)["JobId"] for job_id in (*own, self.other)}
+        wait_until(lambda: self._are_told() or None, timeout_s=PATIENCE_S, seen=self._says,
+                   interval_s=2)  # fmt: skip
 
     def _submit(self) -> None:
         lab = self.lab
@@ -126,8 +129,7 @@ def test_json_has_the_jobs_of_both_users_as_slurmctld_knew_them(
     by_id = {job["job_id"]: job for job in told["jobs"]}
     assert by_id.keys() == {*jobs.tasks, jobs.own, jobs.other}
     for job_id, job in by_id.items():
-        raw = jobs.lab.show_job(job_id)["JobId"]
-        (start,) = jobs.ledger.of(raw)
+        (start,) = jobs.ledger.of(jobs.raw[job_id])
         same(f"{job_id}: GPU-hours", job["gpu_hours"], start.gpus * start.spent_s / 3600,
              within=GPUS * start.off_s / 3600)  # fmt: skip
         same(f"{job_id}: waited (s)", job["wait_s"], start.wait_s, within=start.off_s)

@@ -11,9 +11,10 @@ from datetime import datetime
 
 import pytest
 from lab import Lab, wait_until
+from report_faults import PATIENCE_S
 from report_told import ask, between, new_folder, report, same
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.full]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.full]
 
 SICK = "n3"
 ROUND = ("n1", "n2", SICK, "n4", "n1", SICK, "n2", "n4", SICK)
@@ -41,10 +42,10 @@ def test_a_node_that_fails_the_programs_of_several_users_is_a_lemon(lab: Lab) ->
             for number, node in enumerate(ROUND)
             for user, name in programs
         ]
-        wait_until(lambda: not lab.queue() or None, timeout_s=90, seen=lab.queue)
+        wait_until(lambda: not lab.queue() or None, timeout_s=PATIENCE_S, seen=lab.queue)
     finally:
         lab.run_inside(SICK, "rm", broken)
-    states = [lab.wait_for_end(job_id, 10) for job_id in ids]
+    states = [lab.wait_for_end(job_id, PATIENCE_S) for job_id in ids]
     injected = [node == SICK for node in ROUND for _ in programs]
     assert [state == "FAILED" for state in states] == injected, states
     for job_id, state in zip(ids, states):

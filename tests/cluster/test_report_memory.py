@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from batch_runs import lab_of_its_own
 from lab import Lab
-from report_faults import HOARD, INTERVAL, Foreign, ToldRun
+from report_faults import HOARD, INTERVAL, PATIENCE_S, Foreign, ToldRun
 from report_told import new_folder, report
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.full,
     pytest.mark.skipif(not Path("/sys/fs/cgroup/memory").exists(), reason="no cgroup v1 here"),
 ]
@@ -31,11 +31,10 @@ def test_what_the_limit_has_ended_is_told_with_and_without_records(memory_lab: L
     step, rank = HOARD
     placed = ("cluster.nodes=1", "cluster.mem=500M", "+user.hoards=true")
     run = ToldRun(lab, "hoards", folder / "runs", *placed)
-    run.see_start(1)
     assert run.end() == "COMPLETED", run.says()
     script = f"exec {lab.python} -c 'x = b\"x\" * (400 << 20)'"
     foreign = Foreign(lab, "foreign-hoards", script, "--mem=100M")
-    assert lab.wait_for_end(foreign.job_id, 60) == "OUT_OF_MEMORY"
+    assert lab.wait_for_end(foreign.job_id, PATIENCE_S) == "OUT_OF_MEMORY"
     told = report(lab, folder, run.root, foreign.job_id)
     jobs = {job["job_id"]: job["attempts"] for job in told["jobs"]}
     ours = [(one["cause"], one["rank"], one["steps_lost"]) for one in jobs[run.job_id]]

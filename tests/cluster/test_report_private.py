@@ -11,7 +11,7 @@ from batch_runs import daemon_away
 from lab import Lab, wait_until
 from report_told import ask, new_folder
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def jobs(lab: Lab) -> dict[str, str]:
     for user in (lab.user, lab.other_user):
         found[user] = lab.sbatch_as(user, "--output=/dev/null", script="true")
     for job_id in found.values():
-        assert lab.wait_for_end(job_id, 30) == "COMPLETED"
+        assert lab.wait_for_end(job_id, 120) == "COMPLETED"
         lab.wait_for_runs(job_id, ["COMPLETED"])
     # A table up to `now` has a job two seconds after one by its number has (22.05: seen).
     wait_until(
         lambda: {*found.values()} <= told(lab, "--all-users")[0] or None,
-        timeout_s=60,
+        timeout_s=120,
         seen=lambda: f"{found}, of which not all are told",
     )
     return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -18,7 +17,7 @@ import pytest
 from fakes.project import Run
 from lab import ENDED, Lab, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FAKES = Path("tests") / "fakes"
 STEPS = 100
@@ -76,26 +75,22 @@ class ProgramRun:
     def preempt(self) -> None:
         nodes = self.lab.show_job(self.job_id)["NodeList"]
         self.lab.preempt(2, nodelist=nodes, seconds=2)
-        self.lab.hasten(self.job_id, timeout_s=60)
+        self.lab.hasten(self.job_id, timeout_s=120)
 
-    def wait_for(self, look: Callable[[], bool], *, timeout_s: float = 60) -> None:
+    def wait_for(self, look: Callable[[], bool], *, timeout_s: float = 150) -> None:
         wait_until(lambda: look() or None, timeout_s=timeout_s, seen=self.says)
 
     def wait_for_attempt(self, attempt: int) -> None:
-        """Until its program has begun and looks, or has saved ten steps more."""
-        self.wait_for(lambda: len(self.begins()) == attempt)
-        step = self.saved()[0] + 10
-        aware = self.run.layout.attempt(attempt).aware
-        self.wait_for(lambda: aware.exists() or self.saved()[0] >= step)
-        # The first rank that looks makes `aware`; TERM ends a rank that has not looked yet.
-        time.sleep(2.0)
+        """Until its ranks have taken steps together: a program that looks has looked on each, and
+        TERM no longer ends it there."""
+        self.wait_for(lambda: "\nsaved " in self.log(attempt))
 
     def end(self) -> None:
         try:
             if self.lab.queues_once_more:
-                self.wait_for(self.run.layout.done.exists)
-                self.lab.hasten(self.job_id, timeout_s=60)
-            state = self.lab.wait_for_state(self.job_id, ENDED, 100)
+                self.wait_for(self.run.layout.done.exists, timeout_s=200)
+                self.lab.hasten(self.job_id, timeout_s=120)
+            state = self.lab.wait_for_state(self.job_id, ENDED, 200)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.says()}") from None
         assert state == "COMPLETED", self.says()
@@ -111,7 +106,7 @@ class ProgramRun:
 
 
 def preempted_twice(lab: Lab, *, name: str, more: tuple[str, ...]) -> ProgramRun:
-    run = ProgramRun(lab, name, "torchrun_script.py", str(STEPS), "0.15", *more)
+    run = ProgramRun(lab, name, "torchrun_script.py", str(STEPS), "0.5", *more)
     for attempt in (1, 2):
         run.wait_for_attempt(attempt)
         run.preempt()
@@ -135,7 +130,8 @@ def assert_finished_after_two_preemptions(lab: Lab, run: ProgramRun) -> None:
     assert run.run.decisions() == ["requeued", "requeued", "done"], run.says()
     # Each step was taken once in the history of the state that was saved last.
     assert run.saved() == [STEPS, TOTAL], run.says()
-    lab.wait_for_runs(run.job_id, ["REQUEUED", "REQUEUED", *lab.last_rows_once_preempted])
+    rows = ["REQUEUED", "REQUEUED", *lab.last_rows_once_preempted]
+    lab.wait_for_runs(run.job_id, rows, timeout_s=150)
     told = run.status()
     assert told["state"] == "done"
     assert [attempt["ended"] for attempt in told["attempts"]] == ["stopped", "stopped", "finished"]
@@ -172,7 +168,7 @@ def test_a_ddp_script_that_is_preempted_ends_with_the_same_parameters(lab: Lab) 
 
     def start(name: str, exclude: str) -> ProgramRun:
         more = ["cluster.tasks_per_node=1", f'cluster.exclude="{exclude}"']
-        return ProgramRun(lab, name, "ddp_script.py", "60", "0.2", more=more)
+        return ProgramRun(lab, name, "ddp_script.py", "60", "0.5", more=more)
 
     undisturbed, run = start("ddp-still", "n1,n2"), start("ddp", "n3,n4")
     for attempt in (1, 2):

@@ -24,7 +24,7 @@ from lab import Lab, cluster
 from ftslurm.run.attempts import read_events
 from ftslurm.run.layout import step_name
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 WORLD_SIZE = 4
 CACHE_S = 30
@@ -78,10 +78,10 @@ def restored_steps(run: LabRun) -> list[int]:
 
 def test_a_run_preempted_and_killed_ends_as_if_nothing_had_happened(cached_lab: Lab) -> None:
     faults = "kill@step:rank=3:step=47:attempt=2"
-    run = LabRun(cached_lab, "cached", step_s=0.08, faults=faults)
-    stopped_at = run.wait_for_training(1)
+    run = LabRun(cached_lab, "cached", *slow(), step_s=0.08, faults=faults)
+    stopped_at = run.wait_for_training(1, timeout_s=150)
     run.preempt()
-    run.end_as("COMPLETED")
+    run.end_as("COMPLETED", timeout_s=300)
     assert run.run.decisions() == ["requeued", "restart", "done"], run.says()
     first, second = restored_steps(run)
     assert first >= stopped_at and second == 40, run.says()
@@ -94,19 +94,21 @@ def test_a_node_misses_what_another_has_made_until_it_forgets(cached_lab: Lab) -
     """The premise of this file; and that our own reader waits where plain ones give up."""
     home = cached_lab.home(cached_lab.user)
     path = home / "run.json"
+    looked_at = time.monotonic()
     assert look(cached_lab, "n2", path) == [False]
     write = "from pathlib import Path; from ftslurm.files import write_json; import sys;"
     write += "write_json(Path(sys.argv[1]), {'schema_version': 1, 'value': 7})"
     python = ["env", f"PYTHONPATH={cached_lab.checkout}", str(cached_lab.python), "-c"]
     cached_lab.run_inside("n1", *python, write, str(path))
-    began_at = time.monotonic()
     assert look(cached_lab, "n1", path) == [True]
     assert look(cached_lab, "n2", path) == [False]
     assert "run.json" in cached_lab.run_inside("n2", "ls", str(home))
     read = "from pathlib import Path; from ftslurm.files import read_json; import sys;"
     read += "print(read_json(Path(sys.argv[1]))['value'])"
     assert cached_lab.run_inside("n2", *python, read, str(path)).strip() == "7"
-    assert CACHE_S / 2 < time.monotonic() - began_at < CACHE_S + 10
+    waited_s = time.monotonic() - looked_at
+    print(f"read {waited_s:.1f} s after it was missed")
+    assert waited_s > CACHE_S - 1
     size = ["stat", "--format=%s", str(path)]
     before = cached_lab.run_inside("n2", *size)
     cached_lab.run_inside("n1", "sh", "-c", f"echo longer >>{path}")
@@ -149,7 +151,7 @@ def test_ranks_wait_for_a_step_that_their_node_has_missed(cached_lab: Lab) -> No
     for folder in (steps.parent, steps):
         os.chown(folder, run.run.layout.root.stat().st_uid, run.run.layout.root.stat().st_gid)
     assert not any(look(cached_lab, "n2", *(steps / name for name in names)))
-    run.end_as("COMPLETED", timeout_s=240)
+    run.end_as("COMPLETED", timeout_s=400)
     assert run.run.decisions() == ["restart", "restart", "done"], run.says()
     assert restored_steps(run) == [20, 40], run.says()
     assert run.run.digest == undisturbed_digest(), run.says()
@@ -173,7 +175,7 @@ def test_a_new_batch_node_adopts_the_newest_step_though_it_has_looked_for_it_in_
     cached_lab.run_as_root("scontrol", "update", f"NodeName={first}", "State=DRAIN", "Reason=test")
     cached_lab.run_as(cached_lab.user, ["scontrol", "requeue", run.job_id])
     cached_lab.hasten(run.job_id)
-    run.end_as("COMPLETED", timeout_s=150)
+    run.end_as("COMPLETED", timeout_s=300)
     assert cached_lab.show_job(run.job_id)["NodeList"] == other
     (restored,) = restored_steps(run)
     told = [event for event in read_events(layout.attempt(2)) if event["kind"] == "claimed"]

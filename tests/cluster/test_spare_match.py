@@ -12,7 +12,7 @@ from batch_runs import daemon_away
 from lab import Lab, wait_until
 from sick_runs import SickRun
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200), pytest.mark.full]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.full]
 
 ODD = "n3"
 
@@ -76,7 +76,7 @@ class Types:
             seen.update(line.rpartition(" ")[0].partition("(")[0] for line in shown)
             return (seen == wanted and all(line.endswith(" idle") for line in shown)) or None
 
-        wait_until(agree, timeout_s=30, seen=lambda: f"{seen}, expected {wanted}")
+        wait_until(agree, timeout_s=120, seen=lambda: f"{seen}, expected {wanted}")
 
 
 @pytest.fixture

@@ -1,9 +1,14 @@
 """Somebody else's Hydra program, swept on real Slurm: one task is preempted twice and goes on with
-its own arguments and from what it has saved itself; one raises, and the others do not care."""
+its own arguments and from what it has saved itself; one raises, and the others do not care.
+
+What is preempted waits in its midst until then: it cannot have ended before, however slow the
+machine is.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -14,11 +19,12 @@ from lab import Lab, wait_until
 from ftslurm.run.jobs import read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-STEPS = 160
+STEPS, HELD_AT = 60, (20, 40)
 APP = """
 import json, time
+from pathlib import Path
 import ftslurm, hydra
 
 @hydra.main(version_base="1.3", config_path=".", config_name="app")
@@ -28,7 +34,8 @@ def main(cfg):
     print(f"begins at {step} with rate {cfg.rate} at {cfg.stamp}", flush=True)
     while step < cfg.steps:
         time.sleep(cfg.step_s)
-        step, total = step + 1, total + cfg.rate * step
+        if not Path(f"hold-{step}").exists():
+            step, total = step + 1, total + cfg.rate * step
         if ftslurm.should_stop():
             state.write_text(json.dumps([step, total]))
             return None
@@ -70,25 +77,35 @@ def value(run: Run) -> Optional[float]:
     return json.loads(path.read_text())["value"] if path.exists() else None
 
 
-def swept(lab: Lab, *words: str, rc: int = 0) -> tuple[SweepLayout, str]:
-    """The sweep, and what the program has said, whose exit code is `rc`."""
+def swept(
+    lab: Lab, *words: str, rc: int = 0, held_at: Sequence[int] = ()
+) -> tuple[SweepLayout, str]:
+    """The sweep, and what the program has said, whose exit code is `rc`. `held_at`: steps that
+    no task passes while there is the file hold() of it."""
     new = ["mktemp", "--directory", f"{lab.home(lab.user)}/app-XXXXXX"]
     folder = Path(lab.run_as(lab.user, new).stdout.strip())
     (folder / "app.py").write_text(APP)
     (folder / "app.yaml").write_text(CONFIG)
+    for step in held_at:
+        hold(folder, step).touch()
     argv = [str(lab.python), "app.py", "-m", *OPTIONS, *words]
     environ = {"PYTHONPATH": f"{lab.checkout}:{lab.checkout}/ftslurm/hydra_app/plugin"}
-    done = lab.run_as(lab.user, argv, env=environ, cwd=folder, timeout_s=110, check=False)
+    done = lab.run_as(lab.user, argv, env=environ, cwd=folder, timeout_s=300, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == rc, said
     (found,) = folder.glob("runs/*/sweep.json")
     return SweepLayout(found.parent), said
 
 
+def hold(folder: Path, step: int) -> Path:
+    return folder / f"hold-{step}"
+
+
 def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preemptions(
     lab: Lab,
 ) -> None:
-    layout, _ = swept(lab, "rate=0.3,0.7", *DETACHED)
+    layout, _ = swept(lab, "rate=0.3,0.7", *DETACHED, held_at=HELD_AT)
+    folder = layout.root.parents[1]
     quiet, disturbed = (Run(layout.task(number).root) for number in (0, 1))
     job = read_jobs(disturbed.layout)[0].job_id
     assert job.endswith("_1")
@@ -96,19 +113,24 @@ def test_a_program_that_knows_nothing_of_us_but_its_folder_survives_two_preempti
     def says() -> str:
         return f"{lab.queue()}\n{quiet.says()}\n{disturbed.says()}"
 
-    for attempt in (1, 2):
-        wait_until(
-            lambda attempt=attempt: begin(disturbed, attempt) or None, timeout_s=60, seen=says
-        )
+    for attempt, held_at in enumerate(HELD_AT, start=1):
+        # It has taken a step, and looked: TERM no longer ends it.
+        looked = disturbed.layout.attempt(attempt).aware
+        wait_until(lambda looked=looked: looked.exists() or None, timeout_s=150, seen=says)
         lab.preempt(1, nodelist=lab.show_job(job)["NodeList"], seconds=1)
         wait_until(
             lambda attempt=attempt: len(disturbed.decisions()) == attempt or None,
-            timeout_s=40,
+            timeout_s=100,
             seen=says,
         )
-        lab.hasten(job, timeout_s=60)
-    for run in (quiet, disturbed):
-        wait_until(lambda run=run: run.layout.done.exists() or None, timeout_s=90, seen=says)
+        hold(folder, held_at).unlink()
+        lab.hasten(job, timeout_s=120)
+    for run, attempts in ((quiet, 1), (disturbed, 3)):
+        wait_until(
+            lambda run=run, attempts=attempts: len(run.decisions()) == attempts or None,
+            timeout_s=150,
+            seen=says,
+        )
     assert disturbed.decisions() == ["requeued", "requeued", "done"], says()
     assert quiet.decisions() == ["done"], says()
     begins = [begin(disturbed, attempt) for attempt in (1, 2, 3)]
@@ -132,5 +154,5 @@ def test_a_task_that_raises_has_failed_in_slurm_and_in_the_summary_and_the_other
     assert "3 of 4 done" in said and "Traceback" not in said
     for number, run in enumerate(runs):
         (job,) = [one.job_id for one in read_jobs(run.layout)]
-        lab.wait_for_runs(job, ["FAILED" if number == 3 else "COMPLETED"])
+        lab.wait_for_runs(job, ["FAILED" if number == 3 else "COMPLETED"], timeout_s=150)
         assert lab.show_job(job)["NodeList"] == "n3"

@@ -25,7 +25,7 @@ from ftslurm.run.jobs import read_jobs
 from ftslurm.run.sweep_layout import SweepLayout
 from ftslurm.run.sweep_record import TaskRecord, read_tasks
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(330)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 TRIALS, AT_ONCE, PREEMPTED, STEPS, HELD_AT = 8, 4, 2, 60, 20
 APP = """
@@ -89,16 +89,17 @@ def preempt(lab: Lab, folder: Path, told: Future[CompletedProcess[str]]) -> Swee
         found = list(folder.glob("runs/[!.]*/tasks.jsonl"))
         return SweepLayout(found[0].parent) if found else None
 
-    layout = wait_until(sweep, timeout_s=120, seen=lab.queue)
+    layout = wait_until(sweep, timeout_s=150, seen=lab.queue)
     run = Run(layout.task(PREEMPTED).root)
 
     def says() -> str:
         return f"{lab.queue()}\n{run.says()}"
 
-    wait_until(lambda: begins_at(run, 1) is not None or None, timeout_s=90, seen=says)
+    looks = run.layout.attempt(1).aware  # from then on TERM no longer ends it
+    wait_until(lambda: looks.exists() or None, timeout_s=150, seen=says)
     job = read_jobs(run.layout)[0].job_id
     lab.preempt(1, nodelist=lab.show_job(job)["NodeList"], seconds=1)
-    wait_until(lambda: run.decisions() == ["requeued"] or None, timeout_s=60, seen=says)
+    wait_until(lambda: run.decisions() == ["requeued"] or None, timeout_s=120, seen=says)
     return layout
 
 
@@ -106,7 +107,7 @@ def sweep_and_preempt(lab: Lab, folder: Path, argv: Sequence[str]) -> tuple[Swee
     """(the sweep, what the sweeping command has said), once it has ended well."""
     environ = {"PYTHONPATH": f"{lab.checkout}:{lab.checkout}/ftslurm/hydra_app/plugin"}
     with ThreadPoolExecutor(1) as beside:
-        told = beside.submit(lab.run_as, lab.user, argv, env=environ, cwd=folder, timeout_s=270)
+        told = beside.submit(lab.run_as, lab.user, argv, env=environ, cwd=folder, timeout_s=540)
         try:
             try:
                 layout = preempt(lab, folder, told)
@@ -135,6 +136,12 @@ def test_optuna_is_told_the_right_value_of_each_trial_though_one_was_preempted(l
 
     attempts = [len(numbers(run.layout)) for run in runs]
     assert attempts == [2 if number == PREEMPTED else 1 for number in range(TRIALS)], said
+    # Who follows goes by what the task itself has written; its batch script decides after that.
+    wait_until(
+        lambda: len(runs[PREEMPTED].decisions()) == 2 or None,
+        timeout_s=60,
+        seen=runs[PREEMPTED].says,
+    )
     assert runs[PREEMPTED].decisions() == ["requeued", "done"]
     first, second = (begins_at(runs[PREEMPTED], attempt) for attempt in (1, 2))
     assert first == 0 and second is not None and 0 < second <= HELD_AT, "from its own checkpoint"

@@ -13,7 +13,8 @@ from ftslurm.scheduler import open_scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, INTERVAL = 30, 10
-DEADLINE_S = 90
+DEADLINE_S = 200
+"""For what hangs: a chain of eight attempts takes a minute on two cores at a load of 20."""
 
 
 class Chain:

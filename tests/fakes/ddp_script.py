@@ -1,9 +1,12 @@
 """A DDP script as people write them for torchrun, made resumable by ftslurm's three lines.
 
 script.py STEPS STEP_S
+
+A step takes STEP_S until the script has been started three times, and no time from then on.
 """
 
 import hashlib
+import os
 import sys
 import time
 
@@ -12,6 +15,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ftslurm
+
+RESTARTS = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def save(state, model, optimizer, step):
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(saved, state.with_suffix(".new"))
+    state.with_suffix(".new").replace(state)
+    print(f"saved {step}", flush=True)
 
 
 def main(steps, step_s):
@@ -35,15 +47,15 @@ def main(steps, step_s):
         torch.nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
         optimizer.step()
         step += 1
-        time.sleep(step_s)
+        time.sleep(step_s if RESTARTS < 2 else 0)
         stops.fill_(ftslurm.should_stop())
         dist.all_reduce(stops, op=dist.ReduceOp.MAX)
+        if dist.get_rank() == 0 and step % 5 == 0:
+            save(state, model, optimizer, step)
     if dist.get_rank() == 0:
         values = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
         print(f"parameters {hashlib.sha256(values).hexdigest()} at {step}", flush=True)
-        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(saved, state.with_suffix(".new"))
-        state.with_suffix(".new").replace(state)
+        save(state, model, optimizer, step)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -36,6 +36,11 @@ def slow(attempts=1, seconds=1.0):
     return [f"+user.slow_attempts={attempts}", f"+user.slow_step_s={seconds}"]
 
 
+def slow_while(path, *, since, seconds=1.0):
+    """In every attempt, from the step `since` on, as long as there is the file."""
+    return [f"+user.slow_while={path}", f"+user.slow_from={since}", f"+user.slow_step_s={seconds}"]
+
+
 class Run:
     """What a finished or running run has left, as a test asks for it."""
 

@@ -4,7 +4,9 @@ Selected by `entry: rank:tests.fakes.rank:main`. It trains a few KB of integers:
 the sum over all ranks, so one step trained twice, left out or restored wrongly changes every number
 after it. Checkpoints, trace, progress, outcome, events and DONE are the real ones; an operator's
 orders are obeyed. It beats. `spec.user`: `step_s` is the time a step takes, `faults` a plan as in
-FTSLURM_FAULTS, `skip: {rank, step, attempt}` has a rank leave out the exchange of a step.
+FTSLURM_FAULTS, `skip: {rank, step, attempt}` has a rank leave out the exchange of a step. From the
+step `slow_from` on a step takes `slow_step_s` in the first `slow_attempts`, and in all while there
+is a file `slow_while`: without it, it is over at once.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from pathlib import Path
 
 from ftslurm import faults
 from ftslurm.checkpoint.fence import refuse_superseded
@@ -170,9 +173,7 @@ class FakeTraining:
         found; the same on all ranks."""
         self.pulse.step_begins()
         faults.point("step", rank=self.env.rank, step=self.step, attempt=self.env.attempt)
-        user = self.spec.user
-        is_slow = self.env.attempt <= user.get("slow_attempts", 0)
-        time.sleep(float(user["slow_step_s"] if is_slow else user.get("step_s", 0.02)))
+        self.take_time()
         if self.spec.user.get("skip") == self.facts():
             self.step += 1
             return 0, None
@@ -193,6 +194,18 @@ class FakeTraining:
                 self.event("first_step", step=self.step)
             self.progress("training", loss=mix / 2**64)
         return max(word[1] for word in words), of_strength(words[0][2])
+
+    def take_time(self):
+        user, began_at = self.spec.user, time.monotonic()
+        is_late = self.step >= user.get("slow_from", 0)
+        held = Path(user.get("slow_while", "/none"))
+        if is_late and self.env.attempt <= user.get("slow_attempts", 0):
+            time.sleep(float(user["slow_step_s"]))
+        elif is_late and held.exists():
+            while held.exists() and time.monotonic() < began_at + float(user["slow_step_s"]):
+                time.sleep(0.05)
+        else:
+            time.sleep(float(user.get("step_s", 0.02)))
 
     def save(self):
         if self.committed is not None and self.committed.step == self.step:

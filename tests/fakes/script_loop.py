@@ -6,7 +6,7 @@ import sys
 import time
 
 from ftslurm.node.environment import Environment
-from ftslurm.run.spec import ClusterSpec, RunSpec
+from ftslurm.run.spec import ClusterSpec, RecoverySpec, RunSpec
 from ftslurm.scheduler.launch import LOGS
 from ftslurm.submit.render import render_script
 
@@ -29,6 +29,7 @@ esac
 [[ $2 == ftslurm.node.unpack ]] && . ./unpack
 [[ $2 == ftslurm.node.preflight ]] && . ./preflight
 [[ $2 == ftslurm.agent ]] && . ./agent
+[[ $3 == metrics ]] && . ./metrics
 [[ $2 == ftslurm.agent.keep ]] && exec PYTHON "$@"
 . ./ranks
 """
@@ -51,6 +52,7 @@ def starter(tmp_path):
         preflight="",
         agent="",
         agents_after_s=0,
+        metrics="",
         **cluster,
     ):
         (run_dir / "claim").write_text("".join(f"{line}\n" for line in claim))
@@ -59,12 +61,14 @@ def starter(tmp_path):
         (run_dir / "unpack").write_text(unpack)
         (run_dir / "preflight").write_text(preflight)
         (run_dir / "agent").write_text(agent)
+        (run_dir / "metrics").write_text(metrics)
+        recovery = RecoverySpec(metrics_dir="/of/the node" if metrics else None)
         after = ["--after", str(agents_after_s)] if agents_after_s else []
         environment = Environment(tmp_path / "env.tar", tmp_path / "unpacked")
         script = run_dir / "train.sbatch"
         script.write_text(
             render_script(
-                RunSpec(cluster=ClusterSpec(**cluster)),
+                RunSpec(cluster=ClusterSpec(**cluster), recovery=recovery),
                 run_id="loop",
                 run_dir=run_dir,
                 python=str(fake),
@@ -83,7 +87,7 @@ def starter(tmp_path):
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.01)

@@ -3,7 +3,9 @@ WORLD_SIZE, MASTER_ADDR and MASTER_PORT and exchanges a number with all of them 
 
     script.py STEPS STEP_S [look]
 
-Rank 0 saves every fifth step into FTSLURM_RESUME_DIR. With `look` it uses ftslurm's three lines: it
+A step takes STEP_S until the script has been started three times, and no time from then on: nothing
+is over before somebody has acted on it. Rank 0 saves every fifth step into FTSLURM_RESUME_DIR, and
+says so: then all ranks have taken steps. With `look` it uses ftslurm's three lines: it
 also asks whether to stop, agrees on the answer in the exchange, and then saves that very step.
 """
 
@@ -15,6 +17,7 @@ import time
 from pathlib import Path
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RESTARTS = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 STATE = Path(os.environ["FTSLURM_RESUME_DIR"]) / "state.json"
 
@@ -64,6 +67,7 @@ def save(step, total):
         new = STATE.with_suffix(".new")
         new.write_text(json.dumps([step, total]))
         new.replace(STATE)
+        print(f"saved {step}", flush=True)
 
 
 def main(steps, step_s, should_stop):
@@ -71,7 +75,7 @@ def main(steps, step_s, should_stop):
     print(f"rank {RANK} of {WORLD_SIZE} begins at {step}", flush=True)
     peers = meet()
     while step < steps:
-        time.sleep(step_s)
+        time.sleep(step_s if RESTARTS < 2 else 0)
         added, stops = exchange(peers, (RANK + 1) * step, should_stop())
         step, total = step + 1, total + added
         if step % 5 == 0 or stops:

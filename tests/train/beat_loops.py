@@ -2,11 +2,32 @@
 
 import json
 import time
+from typing import Any
 
 import torch
 from torch import nn
 
+from ftslurm.run.pulse import Pulse
 from ftslurm.train.session import Session
+
+
+def timed_steps(pulse: Pulse) -> "tuple[dict[int, float], dict[int, float]]":
+    """By step: seconds as the pulse has them, and as they pass around its two calls."""
+    told_s: dict[int, float] = {}
+    whole_s: dict[int, float] = {}
+    begins, ended, began_at = pulse.step_begins, pulse.step_ended, [0.0]
+
+    def step_begins() -> None:
+        began_at[0] = time.monotonic()
+        begins()
+
+    def step_ended(step: int, **more: Any) -> None:
+        ended(step, **more)
+        whole_s[step], told_s[step] = time.monotonic() - began_at[0], pulse._last[0]
+
+    pulse.step_begins = step_begins  # type: ignore[method-assign]
+    pulse.step_ended = step_ended  # type: ignore[method-assign]
+    return told_s, whole_s
 
 
 def phases(session: Session) -> None:
@@ -20,6 +41,7 @@ def phases(session: Session) -> None:
         (session.run_dir / f"phases-{session.rank}.json").write_text(json.dumps(entered))
 
     session._pulse.phase = noted  # type: ignore[method-assign]
+    told_s, whole_s = timed_steps(session._pulse)
     model = session.wrap(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.register(model=model, optimizer=optimizer)
@@ -32,5 +54,4 @@ def phases(session: Session) -> None:
             with session.evaluating():
                 time.sleep(0.1)
         session.end_step(loss=1.0)
-    walls_s = session._pulse._walls
-    (session.run_dir / f"longest-{session.rank}.json").write_text(json.dumps(max(walls_s._by_age)))
+    (session.run_dir / f"walls-{session.rank}.json").write_text(json.dumps([told_s, whole_s]))

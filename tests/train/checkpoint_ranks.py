@@ -40,7 +40,7 @@ from ftslurm.train.state import TrainState
 RANK, WORLD_SIZE = 0, 1
 GROUPS: Groups
 STRATEGIES = ("ddp", "fsdp")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 files.VIEW_LAG_S = 0.5  # what a check has broken is not mended by waiting
 

@@ -143,7 +143,7 @@ class Launch:
     def signal(self, rank: int, number: int) -> None:
         os.kill(self.pids[rank], number)
 
-    def wait(self, *, deadline_s: float = 100.0) -> Ended:
+    def wait(self, *, deadline_s: float = 200.0) -> Ended:
         """Wait for all ranks; past the deadline they are KILLed and an AssertionError raised."""
         deadline = time.monotonic() + deadline_s
         kill_at = deadline
@@ -156,7 +156,7 @@ class Launch:
             ]
             if not ready:
                 killed = self._signal_rest(codes, signal.SIGKILL)
-                kill_at = time.monotonic() + 10.0
+                kill_at = time.monotonic() + 60.0
             for descriptor in ready:
                 rank = self._gone.pop(descriptor)
                 os.close(descriptor)
@@ -202,7 +202,7 @@ def run_attempt(
     world_size: int,
     environ: Optional[Mapping[str, str]] = None,
     module: Optional[str] = None,
-    deadline_s: float = 60.0,
+    deadline_s: float = 200.0,
 ) -> Ended:
     """Start an attempt and wait for its end."""
     launch = Launch(layout, world_size=world_size, environ=environ, module=module)
@@ -268,4 +268,4 @@ def _end_zygote(process: subprocess.Popen[str]) -> None:
     requests, answers = _pipes(process)
     requests.close()
     answers.close()
-    process.wait(timeout=10)
+    process.wait(timeout=60)

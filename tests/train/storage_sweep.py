@@ -32,7 +32,7 @@ READING = ["open", "close", "read", "list", "stat", "fstat", "mkdir", "create", 
 WRITING = [*READING, "write", "fsync", "fdatasync", "renameat2", "rmdir", "unlink"]
 REFUSED, LOST, SHORT = range(3)
 FOR_EVER = 10**6
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ftslurm.train.state import TrainState
 pytestmark = pytest.mark.torch
 
 POSITION = {"epoch": 0, "samples": 8, "tokens": 64}
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class Trainer:

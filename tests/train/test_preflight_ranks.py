@@ -95,7 +95,7 @@ def test_a_node_that_hangs_is_named_whether_it_has_rank_0_or_not(try_nodes, node
     began = time.monotonic()
     rc, told, _ = try_nodes(f"{node}={illness}")
     assert (rc, list(told["bad"])) == (PREFLIGHT_NAMED, [node]), told
-    assert time.monotonic() - began < 100
+    assert time.monotonic() - began < 200
 
 
 def test_two_sick_nodes_of_four_are_named_each_for_its_own(try_nodes):

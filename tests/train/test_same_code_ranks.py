@@ -97,7 +97,7 @@ def test_a_node_with_stale_code_is_named_and_nobody_trains(
     layout = prepare(tmp_path / "run", code=code)
     stale = layout.root / "stale" / "mine.py"
     stale.write_text(LOOP + "# an older word\n")
-    ended = TwoNodes(layout, world_size=2).wait(deadline_s=60)
+    ended = TwoNodes(layout, world_size=2).wait()
     assert ended.codes == [ends_with] * 2, ended.logs()
     ((_, text),) = messages(layout, 1)
     assert text.startswith(f"module `mine` (`{stale}`) on node n1 is not the one on n0; ")

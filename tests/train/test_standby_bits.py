@@ -114,7 +114,7 @@ def test_forked_ranks_train_the_same_bits_as_cold_ones(
             assert len(list(Path(f"/proc/{standby.pid}/task").iterdir())) == 1
     finally:
         standby.terminate()
-        assert standby.wait(20) == 0
+        assert standby.wait(60) == 0
     found = re.search(r"(\d+) modules, (\d+) MiB \(PSS\)", forked.ready)
     assert found and int(found[1]) > 1500 and 100 < int(found[2]) < 1500, forked.ready
     assert trained(forked.layout) == trained(cold.layout)
