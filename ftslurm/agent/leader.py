@@ -302,6 +302,7 @@ class Leader:
             self._take_back(node)
         else:
             self._event("joined", node)
+        self.loop.later(0.0, lambda: self.orders.joined(node))  # it is welcomed first
         return self._ways.of(node)
 
     def _take_back(self, node: str) -> None:

@@ -61,6 +61,8 @@ class Member:
         self._is_connecting = False
         self._parent_at = self._ticked_at = time.monotonic()
         self._watch = Watch(duty)
+        self._obeyed: set[int] = set()
+        """Orders, by number."""
 
     def begin(self) -> None:
         self._loop.every(LOOK_S, self._look)
@@ -85,7 +87,9 @@ class Member:
             self._branch.send_down(message)
         elif kind == "order":
             self._branch.pass_order(message)
-            if message["to"] is None or self.me in message["to"]:
+            is_ours = message["to"] is None or self.me in message["to"]
+            if is_ours and message["id"] not in self._obeyed:
+                self._obeyed.add(message["id"])
                 self._obey(message)
 
     def closed(self, link: Link, why: str) -> None:

@@ -1,6 +1,8 @@
-"""Orders to members and what they answer: each has a number, a deadline, and is asked once.
+"""Orders to members and what they answer: each has a number and a deadline.
 
-An order to nobody is answered at once. What comes after the deadline is left out.
+An order to nobody is answered at once. What comes after the deadline is left out. Who connects anew
+is given again what it owes an answer to: the order may have been lost with its connection, and a
+member obeys each number once.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ Replies = dict[str, dict[str, Any]]
 
 @dataclass
 class _Waiting:
+    order: Message
     nodes: set[str]
     then: Callable[[Replies], None]
     replies: Replies = field(default_factory=dict)
@@ -45,18 +48,17 @@ class Orders:
         *,
         within_s: float = 0.0,
         then: Optional[Callable[[Replies], None]] = None,
-        expected: Iterable[str] = (),
         **facts: Any,
     ) -> None:
-        """Give an order to `nodes`, all without. `then` gets the answers of `nodes` or of
-        `expected`, when the last has come or `within_s` has passed."""
+        """Give an order to `nodes`, all without. `then` gets the answers of `nodes`, when the last
+        has come or `within_s` has passed."""
         self._count += 1
         number = self._count
         to = None if nodes is None else sorted(nodes)
         order = {"t": "order", "id": number, "do": do, "to": to, **facts}
-        wanted = set(expected if to is None else to)
+        wanted = set(to or ())
         if then is not None:
-            waiting = self._waiting[number] = _Waiting(wanted, then)
+            waiting = self._waiting[number] = _Waiting(order, wanted, then)
             if not waiting.nodes:
                 self._settle(number)
                 return
@@ -77,6 +79,11 @@ class Orders:
         waiting.replies[node] = result
         if set(waiting.replies) == waiting.nodes:
             self._settle(number)
+
+    def joined(self, node: str) -> None:
+        for waiting in self._waiting.values():
+            if node in waiting.nodes and node not in waiting.replies:
+                self._send({**waiting.order, "to": [node]})
 
     def left(self, node: str) -> None:
         """Nothing is expected of this node any more."""
