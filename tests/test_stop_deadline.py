@@ -9,7 +9,7 @@ from fakes.agents import Job
 
 from ftslurm.agent.deadline import AskForDeadline, left_s
 from ftslurm.agent.duty import Duty
-from ftslurm.agent.main import listen_for_signals
+from ftslurm.agent.main import _asking
 from ftslurm.errors import SchedulerError
 from ftslurm.run.deadline import AGENTS, Deadline, read_deadline, write_deadline
 from ftslurm.run.heartbeat import beats_folder, deadline_file
@@ -231,15 +231,12 @@ def test_without_an_answer_nothing_is_told_to_the_ranks_and_that_is_on_record():
 @pytest.mark.parametrize(("own_s", "site", "asks"), [
     (None, SITE, True), (20.0, SITE, False), (None, None, False),
 ])  # fmt: skip
-def test_a_run_with_a_deadline_of_its_own_does_not_ask(monkeypatch, own_s, site, asks):
-    taken = []
-    monkeypatch.setattr(signal, "signal", lambda number, handler: taken.append(number))
+def test_a_run_with_a_deadline_of_its_own_does_not_ask(own_s, site, asks):
     cluster = SimpleNamespace(signal_lead_s=60)
     checkpoint = SimpleNamespace(emergency_deadline_s=own_s)
     spec = SimpleNamespace(cluster=cluster, checkpoint=checkpoint)
     agent = SimpleNamespace(record=SimpleNamespace(site=site, spec=spec), job_id="7")
-    listen_for_signals(agent, Leader())
-    assert bool(taken) == asks
+    assert (_asking(agent, Leader()) is not None) == asks
 
 
 def test_between_attempts_and_where_ranks_are_being_ended_nobody_asks():
