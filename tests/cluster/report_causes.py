@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any
 
 from health_site import HealthSite
 from lab import wait_until
 from report_faults import PATIENCE_S, SLOW, Foreign, ToldRun
 from report_ledger import Ledger, stamp_at
-from report_told import new_folder, report
+from report_told import begin, new_folder, report
 
 from ftslurm.run.attempts import read_attempt
 
@@ -103,7 +102,7 @@ class Causes:
         self.site, self.lab = site, site.lab
         site.renew()
         site.run_in_slurm("prolog", "epilog")
-        self.since = datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
+        self.since = begin(self.lab)
         self.folder = new_folder(self.lab)
         self.ledger = Ledger(self.lab)
         self.foreign: dict[str, Foreign] = {}

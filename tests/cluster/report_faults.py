@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Optional
@@ -21,7 +20,7 @@ from typing import Any, Optional
 from batch_runs import LabRun
 from lab import ENDED, Lab, wait_until
 from report_ledger import Ledger, Start
-from report_told import ask, ended_events, new_folder, report
+from report_told import ask, begin, ended_events, new_folder, report
 
 from ftslurm.health.reason import PREFIX
 from ftslurm.report.drains import OTHERS, OURS
@@ -220,7 +219,7 @@ class Faults:
 
     def __init__(self, lab: Lab, names: tuple[str, ...]) -> None:
         self.lab, self.names = lab, names
-        self.since = datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
+        self.since = begin(lab)
         self.folder = new_folder(lab)
         self.runs = self.folder / "runs"
         scenarios: dict[str, Callable[[], ToldRun]] = {

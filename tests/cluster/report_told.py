@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -49,6 +51,19 @@ class Told:
     def unclaimed(self) -> dict[str, list[dict[str, Any]]]:
         return {name: [one for one in self.attempts(name) if not one["number"]]
                 for name in self._ours}  # fmt: skip
+
+
+def knows_no_others(made: Made, record: Mapping[str, Any]) -> bool:
+    """Accounting has the ends of other tests' jobs as well: to it they run until it has."""
+    known = {one.job_id for one in made.foreign.values()}
+    return all(job["run_dir"] or job["job_id"] in known for job in record["jobs"])
+
+
+def begin(lab: Lab) -> str:
+    """From when on a report tells of no other test's jobs, as `report` takes it."""
+    lab.cancel_all()
+    time.sleep(1.0)  # Slurm's times are whole seconds
+    return datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def ask(

@@ -31,7 +31,7 @@ from report_faults import (
     Faults,
     ToldRun,
 )
-from report_told import Told, between, same
+from report_told import Told, between, knows_no_others, same
 
 from ftslurm.diagnosis.hang import HangLimits
 from ftslurm.files import read_json
@@ -58,7 +58,10 @@ def told(faults: Faults) -> Told:
     """When accounting has all rows: they come some seconds late."""
 
     def whole() -> Optional[Told]:
-        found = Told(faults, faults.report("--since", faults.since))
+        record = faults.report("--since", faults.since)
+        if not knows_no_others(faults, record):
+            return None
+        found = Told(faults, record)
         ended = [job["attempts"][-1]["end_at"] for job in found.jobs.values()]
         jobs = len(faults.names) + len(faults.foreign)
         is_whole = len(found.jobs) == jobs and all(ended) and faults.knows_all_events()

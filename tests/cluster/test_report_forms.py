@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fakes.project import overrides
 from lab import Lab, wait_until
 from report_faults import PATIENCE_S
 from report_ledger import Ledger
-from report_told import ask, same
+from report_told import ask, begin, same
 from test_report_page import Figures, embedded, shown
 
 from ftslurm.report.fleet import GROUPS
@@ -57,7 +56,7 @@ class Jobs:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.since = datetime.now().strftime("%Y-%m-%dT%H:%M:%S")
+        self.since = begin(lab)
         self.folder = make_project(lab, "forms", {"tests/fakes/failing_task.py": FAILING})
         with Ledger(lab) as self.ledger:
             self._submit()
