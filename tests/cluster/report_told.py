@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import pytest
 from lab import Lab
@@ -53,10 +53,15 @@ class Told:
                 for name in self._ours}  # fmt: skip
 
 
-def knows_no_others(made: Made, record: Mapping[str, Any]) -> bool:
-    """Accounting has the ends of other tests' jobs as well: to it they run until it has."""
+def when_ended(made: Made, record: dict[str, Any], jobs: int) -> Optional[Told]:
+    """None: accounting lacks some of the jobs, or an end, also of other tests' jobs, which to it
+    run until then."""
     known = {one.job_id for one in made.foreign.values()}
-    return all(job["run_dir"] or job["job_id"] in known for job in record["jobs"])
+    if any(not job["run_dir"] and job["job_id"] not in known for job in record["jobs"]):
+        return None
+    told = Told(made, record)
+    has_ended = all(job["attempts"][-1]["end_at"] for job in told.jobs.values())
+    return told if has_ended and len(told.jobs) == jobs else None
 
 
 def begin(lab: Lab) -> str:

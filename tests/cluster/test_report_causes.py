@@ -11,7 +11,7 @@ from health_site import HealthSite
 from lab import wait_until
 from report_causes import CAUSES, LOST, SAYS, SLOW_RANK, WAY, Causes
 from report_faults import PATIENCE_S
-from report_told import Told, between, ended_events, knows_no_others, same
+from report_told import Told, between, ended_events, same, when_ended
 
 from ftslurm.report.drains import LOST as LOST_NODES
 from ftslurm.report.drains import OTHERS, OURS
@@ -36,15 +36,9 @@ def told(causes: Causes) -> Told:
     """When accounting has all rows: they come some seconds late."""
 
     def whole() -> Optional[Told]:
-        record = causes.report()
-        if not knows_no_others(causes, record):
-            return None
-        found = Told(causes, record)
-        ended = [job["attempts"][-1]["end_at"] for job in found.jobs.values()]
-        jobs = len(causes.run) + len(causes.foreign)
+        found = when_ended(causes, causes.report(), len(causes.run) + len(causes.foreign))
         known = {node for node, _ in ended_events(causes.lab, causes.since)}
-        is_whole = len(found.jobs) == jobs and all(ended) and causes.sick_node in known
-        return found if is_whole else None
+        return found if causes.sick_node in known else None
 
     return wait_until(
         whole, timeout_s=PATIENCE_S, seen=lambda: "accounting lacks rows", interval_s=2

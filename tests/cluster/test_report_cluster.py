@@ -31,7 +31,7 @@ from report_faults import (
     Faults,
     ToldRun,
 )
-from report_told import Told, between, knows_no_others, same
+from report_told import Told, between, same, when_ended
 
 from ftslurm.diagnosis.hang import HangLimits
 from ftslurm.files import read_json
@@ -58,14 +58,9 @@ def told(faults: Faults) -> Told:
     """When accounting has all rows: they come some seconds late."""
 
     def whole() -> Optional[Told]:
-        record = faults.report("--since", faults.since)
-        if not knows_no_others(faults, record):
-            return None
-        found = Told(faults, record)
-        ended = [job["attempts"][-1]["end_at"] for job in found.jobs.values()]
         jobs = len(faults.names) + len(faults.foreign)
-        is_whole = len(found.jobs) == jobs and all(ended) and faults.knows_all_events()
-        return found if is_whole else None
+        found = when_ended(faults, faults.report("--since", faults.since), jobs)
+        return found if found and faults.knows_all_events() else None
 
     return wait_until(whole, timeout_s=PATIENCE_S, seen=faults.rows, interval_s=2)
 
