@@ -11,6 +11,7 @@ from ftslurm.files import write_json
 from ftslurm.run.attempts import read_decision
 
 LOOKS_S = 3 * LOOK_S + PART_S
+"""In which agents that were to leave would have left: nothing tells of those that stay."""
 
 
 def decide(job, attempt, action):

@@ -6,10 +6,17 @@ import time
 from collections.abc import Callable
 from typing import Optional
 
-from ftslurm.errors import RunError, SchedulerError
+from ftslurm.errors import SchedulerError
 from ftslurm.operate.answer import Answer, add_json, finish, finish_sweep, parser
 from ftslurm.operate.ending import end_jobs
-from ftslurm.operate.standing import OpenRun, Standing, elsewhere, open_run, require_own_jobs
+from ftslurm.operate.standing import (
+    OpenRun,
+    Standing,
+    elsewhere,
+    open_run,
+    require_its_cluster,
+    require_own_jobs,
+)
 from ftslurm.operate.sweep_cancel import cancel_sweep
 from ftslurm.operate.sweep_lost import require_known
 from ftslurm.run.control import SAVE, STOP
@@ -45,7 +52,9 @@ def cancel(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answ
         return Answer("not_running", f"the run is not running: {standing.why_over}", True, job_id)
     require_own_jobs(run, standing)
     if not standing.state.is_known:
-        _require_its_cluster(run)
+        # The order to stop is left all the same.
+        there = f"cancel it there; the order of `ftslurm stop {run.name}` reaches it from here"
+        require_its_cluster(lambda: elsewhere(run), there)
     try:
         end_jobs(run, standing, sleep)
     except SchedulerError as error:
@@ -55,17 +64,6 @@ def cancel(run: OpenRun, *, sleep: Callable[[float], None] = time.sleep) -> Answ
         f"job {job_id} is cancelled; {_lost(standing)}; `ftslurm resume {run.name}` lets it go on"
     )
     return Answer("cancelled", text, True, job_id)
-
-
-def _require_its_cluster(run: OpenRun) -> None:
-    try:
-        why = elsewhere(run)
-    except SchedulerError:
-        return  # the order to stop is left all the same
-    if why:
-        raise RunError(
-            f"{why}: cancel it there; the order of `ftslurm stop {run.name}` reaches it from here"
-        )
 
 
 def _other_ways(run: OpenRun) -> str:

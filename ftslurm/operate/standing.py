@@ -181,6 +181,17 @@ def sweep_elsewhere(sweep: SweepLayout) -> str:
     return ""
 
 
+def require_its_cluster(ask: Callable[[], str], todo: str) -> None:
+    """RunError where `ask`, one of the two above, has something to say. Where nobody can say it,
+    nothing is refused: what cannot be done without Slurm says so."""
+    try:
+        why = ask()
+    except SchedulerError:
+        return
+    if why:
+        raise RunError(f"{why}: {todo}")
+
+
 def require_own_jobs(run: OpenRun, standing: Standing) -> None:
     """RunError before anything is done to a job that is certainly not the run's."""
     if run.record.scheduler == "local" or standing.is_over:

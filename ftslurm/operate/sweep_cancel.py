@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ftslurm.errors import FtslurmError, RunError, SchedulerError
 from ftslurm.operate.answer import Answer, counted, tell
-from ftslurm.operate.standing import sweep_elsewhere
+from ftslurm.operate.standing import require_its_cluster, sweep_elsewhere
 from ftslurm.run.acts import note_act
 from ftslurm.run.control import SAVE, STOP, ControlFiles
 from ftslurm.run.sweep_layout import SweepLayout
@@ -42,7 +42,7 @@ POLL_S = 1.0
 
 
 def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
-    _require_its_cluster(layout)
+    require_its_cluster(lambda: sweep_elsewhere(layout), "do it there")
     before = _close(layout, sleep)
     live, unknown = _order_to_stop(layout, before)
     if not live:
@@ -68,7 +68,7 @@ def cancel_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.s
 
 
 def stop_sweep(layout: SweepLayout, *, sleep: Callable[[float], None] = time.sleep) -> Answer:
-    _require_its_cluster(layout)
+    require_its_cluster(lambda: sweep_elsewhere(layout), "do it there")
     before = _close(layout, sleep)
     live, unknown = _order_to_stop(layout, before)
     if not live:
@@ -106,15 +106,6 @@ def save_sweep(layout: SweepLayout) -> Answer:
         "ordered",
         f"{counted(len(running), 'running tasks save')} at the next step and go on; see the logs",
     )
-
-
-def _require_its_cluster(layout: SweepLayout) -> None:
-    try:
-        why = sweep_elsewhere(layout)
-    except SchedulerError:
-        return  # what cannot be done without Slurm says so
-    if why:
-        raise RunError(f"{why}: do it there")
 
 
 def _close(layout: SweepLayout, sleep: Callable[[float], None]) -> SweepLook:
