@@ -52,6 +52,7 @@ _ADVICE = {
     errno.EISDIR: (EXIT_USAGE, "name a file"),
     # As an automounter does that is not there, and a server whose exports or tickets are not yet.
     errno.ELOOP: (EXIT_TRY_AGAIN, "mend the link, or try again where it is an automounter's"),
+    errno.EEXIST: (EXIT_TRY_AGAIN, "move away what stands there, then try again"),
     errno.EACCES: (EXIT_TRY_AGAIN, "see whether you may, then try again"),
     errno.EPERM: (EXIT_TRY_AGAIN, "see whether you may, then try again"),
 }

@@ -77,6 +77,7 @@ def test_a_verb_that_fails_meanwhile_is_still_to_be_tried_again(verb, tmp_path):
     (errno.ENAMETOOLONG, 2, "name a shorter path"),
     (errno.ENOTDIR, 2, "a file stands where the path has a folder: name another path"),
     (errno.EISDIR, 2, "name a file"),
+    (errno.EEXIST, 75, "move away what stands there, then try again"),
     (errno.EACCES, 75, "see whether you may, then try again"),
     (errno.EIO, 75, "try again"),
 ])  # fmt: skip
